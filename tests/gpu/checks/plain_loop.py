@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from checks.place import Place, Seen, Skip
 from checks.profile_steps import profiled, rows_of
 
+from noloco_node.core import cross_entropy
 from noloco_node.run.schema import Manifest
 from noloco_node.training.replica import Replica
 
@@ -15,6 +17,7 @@ OVERHEAD, MFU = 0.01, 0.40
 STEPS = {"125m": 30, "350m": 16}
 COMPILED_STEPS = 24
 DIFFERENCES = 12
+CHUNKS = 22, 24, 26, 28
 
 
 def preset_125m(place: Place) -> Seen:
@@ -56,6 +59,25 @@ def preset_350m_compiled(place: Place) -> Seen:
     }
     profile = profiled(place, replica.step)
     return Seen([row, *rows_of(place, "350m compiled", profile)], {**facts, "profile": profile})
+
+
+def the_loss_of_many_tokens(place: Place) -> Seen:
+    """Forward and backward, in chunks of several sizes, beside torch's own."""
+    tokens, words = (64, 500) if place.quick else (65_536, 32_000)
+    logits = torch.randn(tokens, words, device=place.device, dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.randint(words, (tokens,), device=place.device)
+
+    def seconds(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> float:
+        return place.seconds_of(lambda: torch.autograd.grad(loss(logits, targets), logits), times=5)
+
+    taken = {"torch": seconds(lambda x, y: torch.nn.functional.cross_entropy(x.float(), y))}
+    for size in CHUNKS:
+        with patch.object(cross_entropy, "GPU_CHUNK", 1 << size):
+            taken[f"2^{size}"] = seconds(cross_entropy.cross_entropy)
+        place.tidy()
+    said = ", ".join(f"{what} {s * 1e3:.1f}" for what, s in taken.items())
+    row = place.figure("loss of 65,536 tokens of 32,000, ms, by the chunk", "-", said, True)
+    return Seen([row], {"seconds": taken, "chunk": cross_entropy.GPU_CHUNK})
 
 
 def _beside_the_plain_loop(place: Place, name: str) -> Seen:
@@ -112,4 +134,4 @@ def _bench() -> Any:
     return training
 
 
-CHECKS = (preset_350m, preset_350m_compiled, preset_125m)
+CHECKS = (the_loss_of_many_tokens, preset_350m, preset_350m_compiled, preset_125m)
