@@ -67,7 +67,7 @@ class _Setup:
 class _Order:
     """A share of a step's batch."""
 
-    batch: tuple[Any, ...]
+    batch: list["_Numbers"]
     micro: int
     """Examples at once."""
     of: int
@@ -126,7 +126,7 @@ class Workers:
     def begin(self, shares: Sequence[Batch], micro: int, of: int, scale: float) -> None:
         """Of the batch, one for each process."""
         for connection, share in zip(self._connections, shares, strict=True):
-            self._send(connection, _Order(tuple(part.numpy() for part in share), micro, of, scale))
+            self._send(connection, _Order([_Numbers.of(part) for part in share], micro, of, scale))
         with self._together():
             dist.broadcast(self._theta, 0)
 
@@ -272,7 +272,7 @@ class _Worker:
         dist.destroy_process_group()
 
     def _backward(self, order: _Order, loss: Tensor) -> None:
-        batch = device_batch(tuple(torch.from_numpy(part) for part in order.batch), self._module)
+        batch = device_batch(tuple(part.tensor() for part in order.batch), self._module)
         for micro in split(batch, order.micro):
             with torch.autocast(self._device.type, self._products, enabled=self._products is not None):
                 share = self._task_loss(self._module, micro) * (order.scale * len(micro[0]) / order.of)
@@ -327,10 +327,7 @@ class _Pickler(pickle.Pickler):
         if not isinstance(obj, Tensor):
             return None
         number = self._numbers.setdefault(id(obj), len(self._numbers))
-        about = number, str(obj.dtype).removeprefix("torch."), tuple(obj.shape)
-        if isinstance(obj, nn.Parameter):
-            return (*about, None)
-        return (*about, obj.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return number, _Numbers.of(obj), obj.requires_grad if isinstance(obj, nn.Parameter) else None
 
 
 class _Unpickler(pickle.Unpickler):
@@ -342,15 +339,34 @@ class _Unpickler(pickle.Unpickler):
         self._made: dict[int, Tensor] = {}
 
     def persistent_load(self, pid: Any) -> Tensor:
-        number, kind, shape, held = pid
+        number, numbers, requires_grad = pid
         if number not in self._made:
-            dtype = getattr(torch, kind)
-            if held is None:
-                self._made[number] = nn.Parameter(torch.empty(shape, dtype=dtype, device=self._device))
-            else:
-                flat = torch.frombuffer(bytearray(held), dtype=dtype) if held else torch.empty(0, dtype=dtype)
-                self._made[number] = flat.view(shape).to(self._device)
+            tensor = numbers.tensor(self._device)
+            self._made[number] = tensor if requires_grad is None else nn.Parameter(tensor, requires_grad)
         return self._made[number]
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """A tensor in plain values: torch's own way would share its memory, by a file for each."""
+
+    kind: str
+    shape: tuple[int, ...]
+    data: bytes | None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "_Numbers":
+        """Without those of a parameter."""
+        kind, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        if isinstance(tensor, nn.Parameter):
+            return cls(kind, shape, None)
+        return cls(kind, shape, tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+
+    def tensor(self, device: torch.device | None = None) -> Tensor:
+        dtype = getattr(torch, self.kind)
+        if not self.data:
+            return torch.empty(self.shape, dtype=dtype, device=device)
+        return torch.frombuffer(bytearray(self.data), dtype=dtype).view(self.shape).to(device or "cpu")
 
 
 def _packed(module: nn.Module) -> bytes:

@@ -33,6 +33,7 @@ class Tied(nn.Module):
         self.register_buffer("steps", torch.arange(3, dtype=torch.bfloat16), persistent=False)
         self.register_buffer("none", torch.empty(0, 4))
         self.again = self.steps
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
 
 
 @pytest.fixture
@@ -93,6 +94,7 @@ def test_a_model_arrives_as_it_was_without_its_weights() -> None:
     got = workers._Unpickler(data, torch.device("cpu")).load()
     assert got.out.weight is got.table.weight and got.table.weight.shape == (5, 3)
     assert torch.equal(got.steps, sent.steps) and got.again is got.steps and got.none.shape == (0, 4)
+    assert not got.frozen.requires_grad and got.table.weight.requires_grad
 
 
 def test_a_model_that_cannot_be_sent() -> None:
