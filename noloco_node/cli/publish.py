@@ -129,13 +129,13 @@ def sample(args: argparse.Namespace) -> int:
     if not 0 <= args.seed < 2**63:
         raise UsageError("--seed must be a whole number of at least 0")
     settings = _settings(args)
-    from noloco_node.core.device import choose_device
+    from noloco_node.core.device import choose_devices
     from noloco_node.publish import weights
     from noloco_node.training.language import continuation
 
     trained = weights.load([_place(args, settings)], _sources(settings))
     pieces = continuation(
-        trained.module.to(choose_device(settings.device)),
+        trained.module.to(choose_devices(settings.device)[0]),
         trained.tokenizer,
         trained.run.data.sequence_length,
         args.text,

@@ -37,7 +37,10 @@ def choose_devices(names: str) -> list[torch.device]:
     UsageError."""
     if names == "all":
         names = ",".join(f"cuda:{number}" for number in range(torch.cuda.device_count())) or "cuda"
-    return [choose_device(name) for name in names.split(",")]
+    devices = [choose_device(name) for name in names.split(",")]
+    if len({device.type for device in devices}) > 1:
+        raise UsageError(f"--device {names}: a step is shared by devices of one kind only")
+    return devices
 
 
 def why_no_gpu() -> str:

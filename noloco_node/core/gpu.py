@@ -84,6 +84,10 @@ class Reading:
             self._numbers.copy_(numbers, non_blocking=True)
         self._there = record(numbers.device)
 
+    def is_there(self) -> bool:
+        """Whether `read` waits for nothing."""
+        return self._there is None or bool(self._there.query())  # type: ignore[no-untyped-call]
+
     def read(self) -> list[float]:
         """Waits for what was queued before it was made, and for nothing later."""
         reach(self._there)

@@ -21,12 +21,14 @@ WARM_UP_S = 0.2
 
 
 def look(device: str) -> Card | Unused | None:
-    """`device`: as the user names it; None where that is no GPU, or one that is not here. Takes seconds."""
+    """`device`: as the user names it, of several the first; None where that is no GPU, or one that is not here. Takes
+    seconds."""
+    device = device.partition(",")[0]
     if device == "cpu":
         return None
     if not torch.cuda.is_available():
         return Unused(nvml.driver(), has_nvidia_card(os.environ), torch.__version__, _built_for())
-    where = torch.device("cuda" if device == "auto" else device)
+    where = torch.device("cuda" if device in {"auto", "all"} else device)
     index = torch.cuda.current_device() if where.index is None else where.index
     if index >= torch.cuda.device_count():
         return None

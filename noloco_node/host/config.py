@@ -34,7 +34,7 @@ PREFIX = "NOLOCO_"
 _MAX_ADDRESSES = 64  # more than any machine has, or any joining node tries
 _MAX_GLOBS = 64
 _DEVICES = r"auto|all|mps|cuda|(cpu|cuda:[0-9]{1,2})(,(cpu|cuda:[0-9]{1,2})){0,15}"
-_DEVICE_NAMES = "auto, cpu, cuda, cuda:<number>, several of these with commas between, or all"
+_DEVICE_NAMES = "auto, all, cpu, cuda, cuda:<number>, or several GPUs as cuda:0,cuda:1"
 _SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _MAX_FILE_BYTES = 64 << 10
 

@@ -117,7 +117,7 @@ def broadcast(tensor: Tensor) -> None:
     weakref.finalize(alias, let_go.set).atexit = False
     dist.broadcast(alias, 0)
     del alias
-    if dist.get_backend() != "nccl":
+    if not tensor.is_cuda or dist.get_backend() == "gloo":
         let_go.wait(LET_GO_S)
 
 

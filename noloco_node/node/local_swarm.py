@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from noloco_node.base.states import ON_THE_WAY, NodeState
+from noloco_node.base.states import AT_WORK, ON_THE_WAY, NodeState
 from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import PREFIX
@@ -89,6 +89,8 @@ class Member:
 
     async def begin(self) -> None:
         """End its first pause, if it has come to it; a later one is the user's."""
+        if self.view is not None and self.view.state in AT_WORK:
+            self.held = False
         if self.held and self.exit_code is None and self.view is not None and self.view.state == NodeState.PAUSED:
             with suppress(NolocoError):
                 async with socket_client.connected(self.home) as node:
@@ -207,6 +209,9 @@ class LocalSwarm:
 
     async def close(self) -> None:
         await _end(self._all, _STOP_S)
+        for member in self._all:
+            if member.held:
+                member.home.pause_mark.unlink(missing_ok=True)  # a home that is kept is not to begin with a pause
 
 
 def nodes_environ(environ: Mapping[str, str]) -> dict[str, str]:

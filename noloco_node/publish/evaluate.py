@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noloco_node.core.device import choose_device
+from noloco_node.core.device import choose_devices
 from noloco_node.data import corpus, tokens
 from noloco_node.publish.weights import Trained
 from noloco_node.training import tasks
@@ -38,7 +38,7 @@ def measure(
     trained: Trained, corpus: corpus.Readable, device: str, progress: Callable[[int, int], None] = lambda *_: None
 ) -> Measured:
     """As a node measures it: the same held-out text, the same function. `progress`: so many parts of so many."""
-    run, where = trained.run, choose_device(device)
+    run, where = trained.run, choose_devices(device)[0]
     of_run, module = tasks.load(run, corpus=corpus), trained.module.to(where)
     windows = held_out(run, corpus)
     parts, done = -(-len(windows) // of_run.micro_examples), 0

@@ -38,9 +38,9 @@ from noloco_node.host import gpu_peaks, memory
 from noloco_node.host.config import FULL
 from noloco_node.host.gpu_cards import has_nvidia_card
 from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
-from noloco_node.training import memory_budget, model, tasks
+from noloco_node.training import memory_budget, model, tasks, workers
 from noloco_node.training.background_copy import Copies, FileMemory, Pair, host_memory
-from noloco_node.training.inner.gradients import Gradients, NotMeasured, ShortOfMemory, examples_of
+from noloco_node.training.inner.gradients import Gradients, NotMeasured, ShortOfMemory, examples_of, products
 from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.inner.schedule import Position
 from noloco_node.training.slow_weights import SlowWeights, first_nonfinite, pieces
@@ -132,9 +132,9 @@ class Replica:
         memory_fraction: float = 1.0,
         moments: str = FULL,
         compile: Callable[[], object] | None = None,
-        others: Sequence[torch.device] = (),
+        make_workers: Callable[[Sequence[nn.Parameter], Tensor], Workers] | None = None,
     ) -> None:
-        """`others`: further devices, which compute shares of the gradients."""
+        """`make_workers`: makes the processes that compute shares of the gradients."""
         self._spec = manifest.inner
         self.module = module.train()
         self.stream = stream
@@ -159,16 +159,12 @@ class Replica:
         """What the process has beside the model, before it trains: libraries, mostly."""
         later = memory_budget.later_bytes(self.parameters, self.phi.is_cuda, moments)
         passes = task.gradients if isinstance(task, (Passing, Driven)) else Gradients
-        devices = [self.theta.device, *others]
-        if others and (examples := examples_of(task, self._spec)) < len(devices):
-            raise UsageError(f"--device: {examples} examples a step, as this run has, are too few for {len(devices)}")
-        self._workers = (
-            Workers(module, self.theta, manifest, devices, memory_fraction, compile is not None) if others else None
-        )
+        self._workers = make_workers(list(module.parameters()), self.theta) if make_workers else None
         self._gradients = passes(
             task, module, self._optimizer, self._spec, micro_batch, memory_fraction, compile, later, self._workers
         )
-        self._most_tokens_per_s = _most_tokens_per_s(task, module, devices, self._spec)
+        peak = _most_tokens_per_s(task, module, self.theta.device, self._spec)
+        self._most_tokens_per_s = peak and peak * (self._workers.shares if self._workers else 1)
         self.skipped = 0
         """Skipped steps, without a finite loss and gradient."""
         self._skipped_in_row = 0
@@ -216,9 +212,11 @@ class Replica:
         set here, a setting of the calling thread. `micro_batch`: examples at once; None: found by trying.
         `checkpoint_activations` None: as the manifest says. `part`: what this node trains of the run's task.
         `brought`: that task, where a loop brings it."""
+        where, *others = devices = choose_devices(device)
+        if others and where.type == "cpu":
+            threads = threads or max(1, torch.get_num_threads() // len(devices))
         if threads:
             torch.set_num_threads(threads)
-        where, *others = choose_devices(device)
         if device == "auto" and where.type == "cpu" and has_nvidia_card(os.environ):
             log.warning("training on the CPU, and this machine has an NVIDIA GPU; %s: %s", why_no_gpu(), REMEDY)
         if memory_fraction and where.type == "cuda":
@@ -235,20 +233,37 @@ class Replica:
         if isinstance(task, Sized) and (expected := task.parameters()) is not None:
             check(expected)  # a run's author chooses the size, and to make it may take all the memory that there is
         is_driven = isinstance(task, Driven)  # then the model is there, and random numbers are the loop's
-        if others and isinstance(task, (Passing, Driven)):
-            raise UsageError("--device: a stage, and a loop of one's own, trains on one device: name one")
+        if others:
+            _check_several(task, manifest.inner, devices)
         module = task.model() if is_driven else _new_model(task, manifest.seed)
         parameters = sum(p.numel() for p in module.parameters())
         program = check(parameters, 4 * parameters)
-        if manifest.inner.checkpoint_activations if checkpoint_activations is None else checkpoint_activations:
+        sent = workers.packed(module) if others else b""  # before hooks, which cannot be sent
+        checkpointed = (
+            manifest.inner.checkpoint_activations if checkpoint_activations is None else checkpoint_activations
+        )
+        if checkpointed:
             model.checkpoint_activations(module)
         stream = task.stream(peer_id)
+        own_seed = int.from_bytes(hashlib.sha256(f"{manifest.seed}/{peer_id}".encode()).digest()[:7], "big")
         if not is_driven:
-            own_seed = hashlib.sha256(f"{manifest.seed}/{peer_id}".encode()).digest()
-            torch.manual_seed(int.from_bytes(own_seed[:8], "big"))  # for dropout, where a model has any
+            torch.manual_seed(own_seed)  # for dropout, where a model has any
         module.to(where)
         compile = partial(model.compile_layers, module) if compiled else None
-        replica = cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0, moments, compile, others)
+        fraction = memory_fraction or 1.0
+        started = partial(
+            Workers,
+            module=sent,
+            manifest=manifest,
+            devices=devices,
+            memory_fraction=fraction,
+            seed=own_seed,
+            compiled=compiled,
+            checkpointed=checkpointed,
+        )
+        replica = cls(
+            task, module, stream, manifest, micro_batch, fraction, moments, compile, started if others else None
+        )
         replica.program_bytes = program
         return replica
 
@@ -322,7 +337,7 @@ class Replica:
     @property
     def micro_batches(self) -> int:
         """Of a step."""
-        return -(-self._gradients.examples // self.micro_batch)
+        return -(-self._gradients.share // self.micro_batch)
 
     def memory_plan(self, moments: str | None = None) -> memory_budget.Plan:
         """What training takes at most, with the activations of a micro-batch once one was tried. `moments`: with others
@@ -670,12 +685,22 @@ class Replica:
         self._eval_loss = None
 
 
-def _most_tokens_per_s(task: Task, module: nn.Module, devices: Sequence[torch.device], spec: InnerSpec) -> float | None:
-    """What the devices' arithmetic would do; None where its peak or the model's products are not known."""
-    if devices[0].type != "cuda" or spec.precision != "bf16" or not isinstance(task, Counted):
+def _most_tokens_per_s(task: Task, module: nn.Module, device: torch.device, spec: InnerSpec) -> float | None:
+    """What the device's arithmetic would do; None where its peak or the model's products are not known."""
+    if device.type != "cuda" or spec.precision != "bf16" or not isinstance(task, Counted):
         return None
-    peak, each = gpu_peaks.bf16_flops(torch.cuda.get_device_name(devices[0])), task.flops_per_token(module)
-    return len(devices) * peak / each if peak and each else None
+    peak, each = gpu_peaks.bf16_flops(torch.cuda.get_device_name(device)), task.flops_per_token(module)
+    return peak / each if peak and each else None
+
+
+def _check_several(task: Task, spec: InnerSpec, devices: Sequence[torch.device]) -> None:
+    """Raises UsageError where these devices cannot share a step."""
+    if isinstance(task, (Passing, Driven)):
+        raise UsageError("--device: a stage, and a loop of one's own, trains on one device: name one")
+    if (examples := examples_of(task, spec)) < len(devices):
+        raise UsageError(f"--device: {examples} examples a step, as this run has, are too few for {len(devices)}")
+    if len({products(device, spec.precision) for device in devices}) > 1:
+        raise UsageError("--device: some of these GPUs compute in bf16, and older ones in fp16: name GPUs of one kind")
 
 
 def _new_model(task: Task, seed: int) -> nn.Module:

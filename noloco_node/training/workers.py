@@ -18,11 +18,10 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -46,6 +45,8 @@ STEP_S = 900.0
 """Of the first step torch may compile the model."""
 END_S, GOING_S = 10.0, 2.0
 """To end, when told to; until it is known that a process has ended by itself."""
+LOOK_S = 0.001
+SHORT = "a process that computes gradients has no memory for its share"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,11 @@ class _Setup:
     """The file by which they find each other."""
     memory_fraction: float
     threads: int
+    seed: int
+    """For dropout, where a model has any. After a restart it begins anew: no checkpoint has a process's generator."""
     compiled: bool
+    checkpointed: bool
+    """Whether activations are computed again in the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,48 +81,46 @@ class _Order:
 
 
 class Workers:
-    def __init__(  # noqa: PLR0913, PLR0917
+    def __init__(  # noqa: PLR0913
         self,
-        module: nn.Module,
+        parameters: Sequence[nn.Parameter],
         theta: Tensor,
+        *,
+        module: bytes,
         manifest: Manifest,
         devices: Sequence[torch.device],
         memory_fraction: float,
+        seed: int,
         compiled: bool,
+        checkpointed: bool,
     ) -> None:
-        """`devices`: the first one is where `module` is, whose parameters are views of `theta`. Returns when all are
-        there. Raises UsageError where this model cannot be sent to them."""
+        """`devices`: the first one is where `theta` is, of which `parameters` are views. `module`: of `packed`. Returns
+        when all are there."""
         self.shares = len(devices)
-        self._theta = theta
-        self._parameters = list(module.parameters())
+        self._theta, self._parameters = theta, parameters
         self._folder = tempfile.TemporaryDirectory(prefix="noloco-workers-")
-        names = tuple(map(str, devices))
-        setup = partial(
-            _Setup,
-            manifest=manifest,
-            module=_packed(module),
-            devices=names,
-            store=f"{self._folder.name}/store",
-            memory_fraction=memory_fraction,
-            threads=torch.get_num_threads(),
-            compiled=compiled,
-        )
-        context = multiprocessing.get_context("spawn")
+        self._broken = False
+        """Whether somebody may wait for somebody who does not come."""
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
-        for rank in range(1, self.shares):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_work, args=(theirs, setup(rank=rank)), name=f"gradients on {names[rank]}", daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._connections.append(ours)
-            self._processes.append(process)
+        names, store = tuple(map(str, devices)), f"{self._folder.name}/store"
+        threads, context = torch.get_num_threads(), multiprocessing.get_context("spawn")
         try:
+            for rank in range(1, self.shares):
+                ours, theirs = context.Pipe()
+                self._connections.append(ours)
+                setup = _Setup(
+                    manifest, module, names, rank, store, memory_fraction, threads, seed + rank, compiled, checkpointed
+                )
+                name = f"gradients on {names[rank]}"
+                self._processes.append(context.Process(target=_work, args=(theirs, setup), name=name, daemon=True))
+                self._processes[-1].start()
+                theirs.close()
             self._answers(START_S)
             self._tell(None)
-            _connect(setup.keywords["store"], names, 0)
+            with self._together():
+                _connect(store, names, 0)
+                dist.broadcast(theta, 0)  # NCCL takes its memory now, before it is seen how much there is
         except BaseException:
             self.close()
             raise
@@ -130,6 +133,14 @@ class Workers:
         with self._together():
             dist.broadcast(self._theta, 0)
 
+    def try_out(self, batch: Batch, of: int) -> None:
+        """Each does these examples at once, and forgets them. Raises OutOfMemoryError where one cannot."""
+        self.begin([batch] * len(self._connections), len(batch[0]), of, 1.0)
+        found = self._answers(STEP_S)
+        self._tell(None)
+        if None in found:
+            raise torch.OutOfMemoryError(SHORT)
+
     def drop(self) -> None:
         """What `begin` has begun: it begins again, or does not."""
         self._answers(STEP_S)
@@ -141,11 +152,22 @@ class Workers:
         found = self._answers(STEP_S)
         if None in found:
             self._tell(None)
-            raise torch.OutOfMemoryError("a process that computes gradients has no memory for its share")
-        have = {at for at, p in enumerate(self._parameters) if p.grad is not None}.union(*found)
-        self._tell(sorted(have))
+            raise torch.OutOfMemoryError(SHORT)
+        have = sorted({at for at, p in enumerate(self._parameters) if p.grad is not None}.union(*found))
+        try:
+            gradients = _gradients(self._parameters, have)
+        except torch.OutOfMemoryError:
+            self._tell(None)
+            raise
+        self._tell(have)
         with self._together():
-            _sum(loss, self._parameters, sorted(have))
+            _sum(loss, gradients)
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Raises NolocoError where one ends before."""
+        while not done():
+            if wait([process.sentinel for process in self._processes], LOOK_S):
+                raise self._gone(self._ended()[0])
 
     def close(self) -> None:
         """When this returns, they are gone."""
@@ -153,9 +175,14 @@ class Workers:
             with suppress(OSError):
                 connection.send(None)  # in the middle of a step: drop it
                 connection.send(None)
-        if dist.is_initialized():
+        if self._broken:  # NCCL's end would wait for what is never done
+            for process in self._processes:
+                process.kill()
+        if dist.is_initialized() and not (self._broken and dist.get_backend() == "nccl"):
             dist.destroy_process_group()
         for process in self._processes:
+            if process.pid is None:
+                continue
             process.join(END_S)
             if process.is_alive():
                 process.kill()
@@ -185,7 +212,7 @@ class Workers:
             except (EOFError, OSError):
                 raise self._gone(connection) from None
             if isinstance(answer, str):
-                raise NolocoError(f"{process.name}: {answer}")
+                raise self._failed(process, answer)
             found.append(answer)
         return found
 
@@ -194,18 +221,30 @@ class Workers:
         """Around what all processes do."""
         try:
             yield
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
-            ended = wait([process.sentinel for process in self._processes], GOING_S)  # it may just be going
-            gone = [c for c, p in zip(self._connections, self._processes, strict=True) if p.sentinel in ended]
-            raise self._gone(gone[0]) if gone else NolocoError(f"torch.distributed: {in_one_line(error)}") from error
+            wait([process.sentinel for process in self._processes], GOING_S)  # one may just be going
+            if gone := self._ended():
+                raise self._gone(gone[0]) from error
+            self._broken = True
+            raise NolocoError(f"torch.distributed: {in_one_line(error)}") from error
+
+    def _ended(self) -> list[Connection]:
+        pairs = zip(self._connections, self._processes, strict=True)
+        return [connection for connection, process in pairs if not process.is_alive()]
 
     def _gone(self, connection: Connection) -> NolocoError:
         process = self._processes[self._connections.index(connection)]
+        with suppress(EOFError, OSError):
+            while connection.poll():
+                if isinstance(said := connection.recv(), str):
+                    return self._failed(process, said)
         process.join(GOING_S)
         how = "does not answer" if process.is_alive() else f"has ended (exit code {process.exitcode})"
-        return NolocoError(f"{process.name}: the process {how}; start this node again, it goes on from its checkpoint")
+        return self._failed(process, f"the process {how}; start this node again, it goes on from its checkpoint")
+
+    def _failed(self, process: BaseProcess, why: str) -> NolocoError:
+        self._broken = True
+        return NolocoError(f"{process.name}: {why}")
 
 
 # ---- a process -------------------------------------------------------------------------------------------------------
@@ -235,7 +274,7 @@ class _Worker:
     def __init__(self, connection: Connection, setup: _Setup) -> None:
         self._connection, run = connection, setup.manifest
         torch.set_num_threads(setup.threads)
-        torch.manual_seed(run.seed + setup.rank)  # for dropout, where a model has any
+        torch.manual_seed(setup.seed)
         self._device = torch.device(setup.devices[setup.rank])
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
@@ -247,11 +286,14 @@ class _Worker:
         self._parameters = list(self._module.parameters())
         self._task_loss = _language_loss if run.model.task is None else tasks.load(run).loss
         self._products = products(self._device, run.inner.precision)
+        if setup.checkpointed:
+            model.checkpoint_activations(self._module)
         if setup.compiled:
             model.compile_layers(self._module)
         connection.send([])
         connection.recv()
         _connect(setup.store, setup.devices, setup.rank)
+        dist.broadcast(self._theta, 0)
 
     def serve(self) -> None:
         while (order := self._connection.recv()) is not None:
@@ -265,7 +307,7 @@ class _Worker:
                 pass
             self._connection.send(have)
             if (summed := self._connection.recv()) is not None:
-                _sum(loss, self._parameters, summed)
+                _sum(loss, _gradients(self._parameters, summed))
             self._module.zero_grad()
             if have is None:
                 torch.cuda.empty_cache()
@@ -290,8 +332,7 @@ def _language_loss(module: nn.Module, batch: Batch) -> Tensor:
 def _connect(store: str, devices: Sequence[str], rank: int) -> None:
     """NCCL wants a GPU for each process."""
     backend = "gloo" if "cpu" in devices or len(set(devices)) < len(devices) else "nccl"
-    for setting in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(setting, "lo")  # nobody else's machine is to reach them
+    os.environ |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo")  # no other machine is to reach them
     dist.init_process_group(
         backend,
         store=dist.FileStore(store, len(devices)),  # type: ignore[attr-defined]
@@ -301,14 +342,16 @@ def _connect(store: str, devices: Sequence[str], rank: int) -> None:
     )
 
 
-def _sum(loss: Tensor, parameters: Sequence[nn.Parameter], have: Sequence[int]) -> None:
-    """Into the first process's: losses, and gradients of the parameters that somebody has one of."""
-    gradients = []
+def _gradients(parameters: Sequence[nn.Parameter], have: Sequence[int]) -> list[Tensor]:
+    """Of the parameters that some process has one of."""
     for at in have:
-        p = parameters[at]
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-        gradients.append(p.grad)
+        if parameters[at].grad is None:
+            parameters[at].grad = torch.zeros_like(parameters[at])
+    return [gradient for at in have if (gradient := parameters[at].grad) is not None]
+
+
+def _sum(loss: Tensor, gradients: Sequence[Tensor]) -> None:
+    """Into the first process's."""
     for tensor in (loss, *gradients):
         if tensor.is_cuda and dist.get_backend() == "gloo":  # which sums a GPU's tensors for everybody only
             dist.all_reduce(tensor)
@@ -369,7 +412,8 @@ class _Numbers:
         return torch.frombuffer(bytearray(self.data), dtype=dtype).view(self.shape).to(device or "cpu")
 
 
-def _packed(module: nn.Module) -> bytes:
+def packed(module: nn.Module) -> bytes:
+    """Raises UsageError where this model cannot be sent to other processes."""
     into = io.BytesIO()
     try:
         _Pickler(into).dump(module)

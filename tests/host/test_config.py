@@ -106,7 +106,7 @@ def test_how_a_machine_computes():
             {"device": "gpu"},
             {},
             {},
-            "--device must be auto, cpu, cuda, cuda:<number>, several of these with commas between, or all, not 'gpu'",
+            "--device must be auto, all, cpu, cuda, cuda:<number>, or several GPUs as cuda:0,cuda:1, not 'gpu'",
         ),
         ({"run": "tiny-3f9a2c81d0e4"}, {}, {}, "--run must be the run's id, 64 hex digits"),
         ({"trust": "me"}, {}, {}, "--trust must be the peer id"),

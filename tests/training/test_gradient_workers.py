@@ -12,6 +12,7 @@ import torch
 from replicas import small_run, small_text, train
 from torch import nn
 
+from noloco_node.core.device import choose_devices
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
 from noloco_node.training import workers
@@ -60,6 +61,14 @@ def test_three_share_a_batch_of_four(nobody_left: None) -> None:
             assert train(later, 3) == pytest.approx(goes_on, rel=1e-5), "a checkpoint has nothing of them"
 
 
+def test_activations_are_computed_again_there_too(nobody_left: None) -> None:
+    with (
+        closing(replica(small_run(), "cpu", checkpoint_activations=True)) as alone,
+        closing(replica(small_run(), "cpu,cpu", checkpoint_activations=True)) as shared,
+    ):
+        assert train(shared, 2) == pytest.approx(train(alone, 2), rel=1e-5)
+
+
 def test_where_one_is_short_of_memory_all_take_less_at_once(nobody_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(TASKS))
     run = Manifest(name="short", model=ModelSpec(task="short"), inner=InnerSpec(steps=3, batch_tokens=8))
@@ -70,6 +79,7 @@ def test_where_one_is_short_of_memory_all_take_less_at_once(nobody_left: None, m
     with closing(built("cpu")) as alone, closing(built("cpu,cpu")) as shared:
         assert train(shared, 3) == pytest.approx(train(alone, 3), rel=1e-5)
         assert (alone.micro_batch, shared.micro_batch) == (4, 2)
+        assert (alone.micro_batches, shared.micro_batches) == (2, 2)
 
 
 def test_one_that_dies_ends_training(nobody_left: None) -> None:
@@ -87,9 +97,29 @@ def test_too_few_examples(nobody_left: None) -> None:
         replica(small_run(), "cpu,cpu,cpu,cpu,cpu")
 
 
+def test_one_that_fails_says_why(nobody_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "packed", lambda module: b"nothing to unpickle")
+    with pytest.raises(NolocoError, match=r"gradients on cpu: invalid load key"):
+        replica(small_run(), "cpu,cpu")
+
+
+def test_others_reach_none_of_them(nobody_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    with closing(replica(small_run(), "cpu,cpu")):
+        mine = psutil.Process()
+        found = [c.laddr.ip for p in (mine, *mine.children()) for c in p.net_connections() if c.status == "LISTEN"]
+        assert found and set(found) == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("devices", ["cpu,mps", "cpu,cuda"])
+def test_devices_that_are_not_there(devices: str) -> None:
+    with pytest.raises(UsageError):
+        choose_devices(devices)
+
+
 def test_a_model_arrives_as_it_was_without_its_weights() -> None:
     sent = Tied()
-    data = workers._packed(sent)
+    data = workers.packed(sent)
     assert sent.table.weight.detach().numpy().tobytes() not in data
     got = workers._Unpickler(data, torch.device("cpu")).load()
     assert got.out.weight is got.table.weight and got.table.weight.shape == (5, 3)
@@ -101,4 +131,4 @@ def test_a_model_that_cannot_be_sent() -> None:
     module = nn.Linear(2, 2)
     module.hook = lambda: None  # type: ignore[assignment]
     with pytest.raises(UsageError, match="cannot be sent to other processes"):
-        workers._packed(module)
+        workers.packed(module)

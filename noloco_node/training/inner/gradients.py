@@ -88,9 +88,9 @@ class Gradients:
         """Of a step."""
         start = micro_batch if micro_batch or self._device.type == "cuda" else task.micro_examples
         self._workers, shares = workers, workers.shares if workers else 1
-        self._share = -(-self.examples // shares)
+        self.share = -(-self.examples // shares)
         """Examples of a step that this process does itself."""
-        self._micro = memory_budget.MicroBatch(self._share, start)
+        self._micro = memory_budget.MicroBatch(self.share, start)
         self._batch: Batch = ()
         """Of the step under way, on the device: this process's share."""
         self._theirs: list[Batch] = []
@@ -110,7 +110,7 @@ class Gradients:
     @property
     def examples_tried(self) -> int:
         """How many `try_out` wants."""
-        return self._micro.size if self._micro.settled else self._share
+        return self._micro.size if self._micro.settled else self.share
 
     def begin(self, batch: Batch) -> None:
         """Queue the passes of a step's batch, forward and backward. Raises ShortOfMemory."""
@@ -123,6 +123,8 @@ class Gradients:
     def finish(self) -> tuple[float, float | None]:
         """Loss of that batch and norm of its gradient, before clipping; None: not known. Waits for the device. Raises
         ShortOfMemory."""
+        if self._workers:
+            self._workers.until(self._found.is_there)
         loss, norm = self._found.read()
         if self._scale is None:
             return loss, norm
@@ -171,7 +173,10 @@ class Gradients:
         batch = device_batch(batch, self._module)
 
         def backward() -> None:
-            self._backward(next(split(batch, self._micro.size)), 1.0)
+            micro = next(split(batch, self._micro.size))
+            self._backward(micro, 1.0)
+            if self._workers:
+                self._workers.try_out(micro, self.examples)
 
         try:
             self._foresee(batch)
@@ -205,10 +210,11 @@ class Gradients:
                     raise
                 log.debug("the model takes no short examples", exc_info=error)
                 continue
-            needed = BACKWARD * self._micro.size * through(lengths, kept, whole)
+            at_once = self._micro.size * (self._workers.shares if self._workers else 1)
+            needed = BACKWARD * at_once * through(lengths, kept, whole)
             if needed > free:
                 raise OutOfMemory(
-                    f"an example of {whole} tokens, {self._micro.size} at once, needs {size(int(needed))} and "
+                    f"an example of {whole} tokens, {at_once} at once, needs {size(int(needed))} and "
                     f"{size(free)} are free: join another run, or use a larger machine"
                 )
             if lengths == [whole]:
