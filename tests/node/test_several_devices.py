@@ -14,8 +14,7 @@ def test_it_is_one_node_and_its_processes_end_with_it(real_nodes: RealNodes) -> 
     author = real_nodes.node("author", "start", str(real_nodes.manifest()), "--device", "cpu,cpu")
     other = real_nodes.node("other", *author.invitation())
     until(lambda: other.committed() >= 2 and author.committed() >= 2, "swaps")
-    view = author.ask("status")
-    assert view["device"] == "2 × cpu" and view["loss"] < view["loss_first"]
+    assert author.ask("status")["device"] == "2 × cpu"
     assert len(processes(real_nodes)) == 1
     author.kill()
     until(lambda: not processes(real_nodes), "its process ends", 10)
