@@ -166,8 +166,8 @@ class Workers:
     def until(self, done: Callable[[], bool]) -> None:
         """Raises NolocoError where one ends before."""
         while not done():
-            if wait([process.sentinel for process in self._processes], LOOK_S):
-                raise self._gone(self._ended()[0])
+            if gone := self._ended(LOOK_S):
+                raise self._gone(gone[0])
 
     def close(self) -> None:
         """When this returns, they are gone."""
@@ -222,15 +222,16 @@ class Workers:
         try:
             yield
         except RuntimeError as error:
-            wait([process.sentinel for process in self._processes], GOING_S)  # one may just be going
-            if gone := self._ended():
+            if gone := self._ended(GOING_S):  # one may just be going
                 raise self._gone(gone[0]) from error
             self._broken = True
             raise NolocoError(f"torch.distributed: {in_one_line(error)}") from error
 
-    def _ended(self) -> list[Connection]:
+    def _ended(self, within_s: float) -> list[Connection]:
+        """Those of processes that have ended, or are just ending."""
+        ended = wait([process.sentinel for process in self._processes], within_s)
         pairs = zip(self._connections, self._processes, strict=True)
-        return [connection for connection, process in pairs if not process.is_alive()]
+        return [connection for connection, process in pairs if process.sentinel in ended]
 
     def _gone(self, connection: Connection) -> NolocoError:
         process = self._processes[self._connections.index(connection)]
@@ -251,22 +252,26 @@ class Workers:
 def _work(connection: Connection, setup: _Setup) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the node's to hear: it may be in the middle of a step
-    threading.Thread(target=_end_with_the_node, args=(Path(setup.store).parent,), daemon=True).start()
+    threading.Thread(target=_end_with_the_node, args=(setup,), daemon=True).start()
     try:
         _Worker(connection, setup).serve()
     except (EOFError, OSError):
-        pass  # the node has ended
+        _node_has_ended(setup)
     except BaseException as error:  # noqa: BLE001 - the node says it
         with suppress(OSError):
             connection.send(in_one_line(error))
     os._exit(0)  # a thread of gloo's may have to let go of a tensor, which it cannot do while the interpreter ends
 
 
-def _end_with_the_node(folder: Path) -> None:
+def _end_with_the_node(setup: _Setup) -> None:
     node = multiprocessing.parent_process()
     if node is not None:
         node.join()
-    shutil.rmtree(folder, ignore_errors=True)  # which a node that was killed leaves
+    _node_has_ended(setup)
+
+
+def _node_has_ended(setup: _Setup) -> None:
+    shutil.rmtree(Path(setup.store).parent, ignore_errors=True)  # which a node that was killed leaves
     os._exit(1)
 
 
