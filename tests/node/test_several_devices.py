@@ -3,7 +3,7 @@
 import pytest
 from real_nodes import RealNodes, until
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def processes(group: RealNodes) -> list[str]:

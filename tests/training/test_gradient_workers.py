@@ -22,8 +22,14 @@ TASKS = Path(__file__).parents[1] / "tasks"
 pytestmark = pytest.mark.timeout(180)
 
 
-def replica(run: Manifest, device: str, **options: object) -> Replica:
-    return Replica.build(run, "a", device=device, threads=1, corpus=small_text(), **options)
+def replica(device: str, examples: int = 4, task: str = "blobs", **options: object) -> Replica:
+    run = Manifest(name="shared", model=ModelSpec(task=task), inner=InnerSpec(steps=3, batch_tokens=examples))
+    return Replica.build(run, "a", device=device, threads=1, **options)
+
+
+@pytest.fixture(autouse=True)
+def _tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TASKS))
 
 
 class Tied(nn.Module):
@@ -39,16 +45,14 @@ class Tied(nn.Module):
 
 @pytest.fixture
 def nobody_left() -> Iterator[None]:
+    before = psutil.Process().children()
     yield
-    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    assert not [
-        child for child in alive if "resource_tracker" not in " ".join(child.cmdline())
-    ]  # multiprocessing's own
+    alive = [p for p in psutil.Process().children() if p not in before and p.status() != psutil.STATUS_ZOMBIE]
+    assert not [p for p in alive if "resource_tracker" not in " ".join(p.cmdline())]  # multiprocessing's own
 
 
 def test_three_share_a_batch_of_four(nobody_left: None) -> None:
-    run = small_run()
-    with closing(replica(run, "cpu")) as alone, closing(replica(run, "cpu,cpu,cpu", micro_batch=1)) as shared:
+    with closing(replica("cpu")) as alone, closing(replica("cpu,cpu,cpu", micro_batch=1)) as shared:
         assert shared.device == "3 × cpu" and alone.device == "cpu"
         alone.try_out(), shared.try_out()
         assert train(shared, 9) == pytest.approx(train(alone, 9), rel=1e-5)
@@ -56,34 +60,35 @@ def test_three_share_a_batch_of_four(nobody_left: None) -> None:
         assert shared.last_norm == pytest.approx(alone.last_norm, rel=1e-3)
         state = shared.state()
         goes_on = train(shared, 3)
-        with closing(replica(run, "cpu")) as later:
+        with closing(replica("cpu")) as later:
             later.load(state)
             assert train(later, 3) == pytest.approx(goes_on, rel=1e-5), "a checkpoint has nothing of them"
 
 
 def test_activations_are_computed_again_there_too(nobody_left: None) -> None:
-    with (
-        closing(replica(small_run(), "cpu", checkpoint_activations=True)) as alone,
-        closing(replica(small_run(), "cpu,cpu", checkpoint_activations=True)) as shared,
-    ):
+    """Of a language model, whose hooks for that cannot be sent."""
+
+    def built(device: str) -> Replica:
+        return Replica.build(
+            small_run(), "a", device=device, threads=1, corpus=small_text(), checkpoint_activations=True
+        )
+
+    with closing(built("cpu")) as alone, closing(built("cpu,cpu")) as shared:
         assert train(shared, 2) == pytest.approx(train(alone, 2), rel=1e-5)
 
 
-def test_where_one_is_short_of_memory_all_take_less_at_once(nobody_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(TASKS))
-    run = Manifest(name="short", model=ModelSpec(task="short"), inner=InnerSpec(steps=3, batch_tokens=8))
-
-    def built(device: str) -> Replica:
-        return Replica.build(run, "a", device=device, threads=1, micro_batch=4)
-
-    with closing(built("cpu")) as alone, closing(built("cpu,cpu")) as shared:
+def test_where_one_is_short_of_memory_all_take_less_at_once(nobody_left: None) -> None:
+    with (
+        closing(replica("cpu", 8, "short", micro_batch=4)) as alone,
+        closing(replica("cpu,cpu", 8, "short", micro_batch=4)) as shared,
+    ):
         assert train(shared, 3) == pytest.approx(train(alone, 3), rel=1e-5)
         assert (alone.micro_batch, shared.micro_batch) == (4, 2)
         assert (alone.micro_batches, shared.micro_batches) == (2, 2)
 
 
 def test_one_that_dies_ends_training(nobody_left: None) -> None:
-    with closing(replica(small_run(), "cpu,cpu")) as shared:
+    with closing(replica("cpu,cpu")) as shared:
         shared.step()
         (child,) = shared._workers._processes  # type: ignore[union-attr]
         assert child.pid
@@ -94,18 +99,18 @@ def test_one_that_dies_ends_training(nobody_left: None) -> None:
 
 def test_too_few_examples(nobody_left: None) -> None:
     with pytest.raises(UsageError, match="4 examples a step, as this run has, are too few for 5"):
-        replica(small_run(), "cpu,cpu,cpu,cpu,cpu")
+        replica("cpu,cpu,cpu,cpu,cpu")
 
 
 def test_one_that_fails_says_why(nobody_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "packed", lambda module: b"nothing to unpickle")
     with pytest.raises(NolocoError, match=r"gradients on cpu: invalid load key"):
-        replica(small_run(), "cpu,cpu")
+        replica("cpu,cpu")
 
 
 def test_others_reach_none_of_them(nobody_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    with closing(replica(small_run(), "cpu,cpu")):
+    with closing(replica("cpu,cpu")):
         mine = psutil.Process()
         found = [c.laddr.ip for p in (mine, *mine.children()) for c in p.net_connections() if c.status == "LISTEN"]
         assert found and set(found) == {"127.0.0.1"}
