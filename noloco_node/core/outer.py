@@ -78,9 +78,8 @@ def movement(theta: Tensor, phi: Tensor, hyper: OuterSettings, block: int) -> tu
     """max|βΔ| and ‖βΔ‖² of each `block` elements, on θ's device: how far apart replicas may be. Before the local
     step."""
     peaks, squares = [], []
-    memory = theta.new_empty(
-        min(_elements(theta, phi), len(theta))
-    )  # once: new memory for each piece takes a CPU twice the arithmetic
+    # once: new memory for each piece takes a CPU twice the arithmetic
+    memory = theta.new_empty(min(_elements(theta, phi), len(theta)))
     for t, p in _pieces(theta, phi):
         far = torch.sub(t, _brought(p, t), out=memory[: len(t)]).mul_(hyper.beta)
         if rest := len(far) % block:

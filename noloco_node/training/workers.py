@@ -136,15 +136,14 @@ class Workers:
     def try_out(self, batch: Batch, of: int) -> None:
         """Each does these examples at once, and forgets them. Raises OutOfMemoryError where one cannot."""
         self.begin([batch] * len(self._connections), len(batch[0]), of, 1.0)
-        found = self._answers(STEP_S)
-        self._tell(None)
-        if None in found:
+        if None in self.drop():
             raise torch.OutOfMemoryError(SHORT)
 
-    def drop(self) -> None:
-        """What `begin` has begun: it begins again, or does not."""
-        self._answers(STEP_S)
+    def drop(self) -> list[Any]:
+        """What `begin` has begun: it begins again, or does not. None for each that had no memory for it."""
+        found = self._answers(STEP_S)
         self._tell(None)
+        return found
 
     def add(self, loss: Tensor) -> None:
         """Their losses to `loss`, and their gradients to ours. Raises OutOfMemoryError where one has no memory for its
