@@ -4,17 +4,23 @@ torch's own makes three tables of (tokens, vocabulary) in fp32 beside the logits
 gradient. Of 8,192 tokens and 32,000 words each is 1 GB. Here rows go through in chunks, in fp32, and only a gradient in
 the logits' own type is kept. The backward pass computes a chunk's log-softmax again instead of keeping it. On a CPU
 losses and gradients are those of `torch.nn.functional.cross_entropy` to the bit, in a third to two thirds of its time.
+On a GPU Triton's kernels (`cross_entropy_cuda`) do the same without chunks; where they cannot be built, chunks do.
 
 Nor are the logits themselves left out, by multiplying with the last layer chunk by chunk (torch 2.13 has that, older
 ones do not): in bf16, with their gradient, they are 4 bytes a token and word, and of 32,000 words that is
 about a seventh of what a model of 350 M parameters keeps for its backward pass (estimated).
 """
 
+import logging
 from collections.abc import Iterator
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
 
 WHOLE = 1 << 22
 """Logits that torch's own function takes: tables of 16 MiB, and faster."""
@@ -37,13 +43,22 @@ class _Picked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        ctx.kernels = _kernels() if logits.is_cuda else None
+        if ctx.kernels is not None:
+            logits, targets = logits.contiguous(), targets.contiguous()
+            picked: Tensor
+            picked, sums = ctx.kernels.forward(logits, targets)
+            ctx.save_for_backward(logits, targets, sums)
+            return picked
         ctx.save_for_backward(logits, targets)
         return torch.cat([_log_softmax(logits[rows]).gather(1, targets[rows, None])[:, 0] for rows in _chunks(logits)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        logits, targets = ctx.saved_tensors
+        logits, targets, *sums = ctx.saved_tensors
         (each,) = gradients  # (tokens)
+        if sums:
+            return ctx.kernels.backward(logits, targets, *sums, each.contiguous()), None
         found = torch.empty_like(logits)
         for rows in _chunks(logits):
             log_p = _log_softmax(logits[rows])
@@ -60,3 +75,16 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
     rows, words = logits.shape
     each = max(1, (GPU_CHUNK if logits.is_cuda else CPU_CHUNK) // words)
     return (slice(start, start + each) for start in range(0, rows, each))
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    """None where Triton does not work. Its first call takes seconds."""
+    try:
+        from noloco_node.core import cross_entropy_cuda
+
+        cross_entropy_cuda.try_out()
+    except Exception as error:  # noqa: BLE001 (Triton, its compilers and its driver raise everything)
+        log.warning("losses are computed by plain torch, which is slower: Triton does not work here (%s)", error)
+        return None
+    return cross_entropy_cuda

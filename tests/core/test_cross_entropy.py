@@ -1,5 +1,9 @@
 """Cross-entropy in chunks: torch's own to the bit, without its tables."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from noloco_node.core import cross_entropy
 
 TOKENS, WORDS = 29, 37
+HELPERS = Path(__file__).parents[1] / "helpers"
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +73,55 @@ def test_no_table_of_all_tokens_in_fp32() -> None:
     with Largest() as torchs:
         nn.functional.cross_entropy(logits.float(), targets).backward()
     assert torchs.elements == TOKENS * WORDS, "as torch's own has it"
+
+
+# ---- on a GPU, without one -------------------------------------------------------------------------------------------
+def test_tritons_kernels_interpreted_are_torchs_but_for_rounding() -> None:
+    pytest.importorskip("triton", reason="Triton is for Linux only")
+    done = subprocess.run(
+        [sys.executable, HELPERS / "cross_entropy_interpreted.py"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 12
+
+
+@pytest.mark.parametrize("generation", [75, 80, 90], ids=["Turing", "Ampere", "Hopper"])
+def test_tritons_kernels_are_compiled_for_a_gpu(
+    generation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton = pytest.importorskip("triton", reason="Triton is for Linux only")
+    from noloco_node.core import cross_entropy_cuda
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    fp32, constants = "*fp32", {"BLOCK": cross_entropy_cuda.BLOCK}
+    read = {"logits": "*bf16" if generation >= 80 else "*fp16", "targets": "*i64"}
+    arguments = {
+        "_forward": {**read, "picked": fp32, "sums": fp32, "words": "i32"},
+        "_backward": {**read, "sums": fp32, "gradients": fp32, "found": read["logits"], "words": "i32"},
+    }
+    for name, types in arguments.items():
+        source = triton.compiler.ASTSource(
+            fn=getattr(cross_entropy_cuda, name), signature={**types, "BLOCK": "constexpr"}, constexprs=constants
+        )
+        target = triton.backends.compiler.GPUTarget("cuda", generation, 32)
+        assert triton.compile(source, target=target, options=cross_entropy_cuda.OPTIONS).asm["cubin"]
+
+
+def test_where_triton_fails_chunks_do(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise RuntimeError("no C compiler")
+
+    cross_entropy_cuda = pytest.importorskip("noloco_node.core.cross_entropy_cuda", reason="Triton is for Linux only")
+    monkeypatch.setattr(cross_entropy_cuda, "try_out", fail)
+    cross_entropy._kernels.cache_clear()
+    try:
+        assert cross_entropy._kernels() is None
+        assert cross_entropy._kernels() is None
+    finally:
+        cross_entropy._kernels.cache_clear()
+    assert caplog.text.count("no C compiler") == 1

@@ -1,4 +1,4 @@
-"""1.1 G parameters: phases of 50 steps, swaps with a partner in the same process, and a checkpoint meanwhile.
+"""1.1 G parameters: two phases of 50 steps, a swap with a partner in the same process, and a checkpoint meanwhile.
 
 The training thread, its codec thread and streams are a node's. The partner is an offer of its own, of a vector beside
 ours, with a codec thread of its own: the GPU codes both sides, more than a node's does, and all fragments come at once,
@@ -30,12 +30,12 @@ from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS, TrainingThread
 
 BUSY, ROUND_S, CHECKPOINT_S, PLAN = 0.99, 0.3, 1.5, 0.10
-PHASES, STEPS, BATCH, LENGTH = 3, 50, 65_536, 1024
+PHASES, STEPS, BATCH, LENGTH = 2, 50, 65_536, 1024
 NOISE = 0.1
 """The partner's distance from us, in what our blocks moved at most: a third of two replicas that trained apart."""
 
 
-def three_phases_with_a_partner(place: Place) -> Seen:
+def phases_with_a_partner(place: Place) -> Seen:
     node = _Node(place)
     phases: list[PhaseEnded] = []
     swaps: list[dict[str, Any]] = []
@@ -294,4 +294,4 @@ def _planned(place: Place, inner: Replica, facts: dict[str, Any]) -> list[Row]:
     return [place.figure("1b: GPU memory beside its plan", f"within {PLAN:.0%}", said, abs(off) <= PLAN)]
 
 
-CHECKS = (three_phases_with_a_partner,)
+CHECKS = (phases_with_a_partner,)

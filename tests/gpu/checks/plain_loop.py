@@ -6,8 +6,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from checks.place import Place, Seen, Skip
+from checks.place import Place, Seen, Skip, require_close
 from checks.profile_steps import profiled, rows_of
+from torch import Tensor
 
 from noloco_node.core import cross_entropy
 from noloco_node.run.schema import Manifest
@@ -18,6 +19,8 @@ STEPS = {"125m": 30, "350m": 16}
 COMPILED_STEPS = 24
 DIFFERENCES = 12
 CHUNKS = 22, 24, 26, 28
+PROGRAMS = (1024, 4), (4096, 8), (32768, 16)
+"""Logits at once, and warps."""
 
 
 def preset_125m(place: Place) -> Seen:
@@ -62,22 +65,44 @@ def preset_350m_compiled(place: Place) -> Seen:
 
 
 def the_loss_of_many_tokens(place: Place) -> Seen:
-    """Forward and backward, in chunks of several sizes, beside torch's own."""
+    """Forward and backward, by our kernels and in chunks, of several sizes, beside torch's own."""
     tokens, words = (64, 500) if place.quick else (65_536, 32_000)
     logits = torch.randn(tokens, words, device=place.device, dtype=torch.bfloat16, requires_grad=True)
     targets = torch.randint(words, (tokens,), device=place.device)
 
-    def seconds(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> float:
-        return place.seconds_of(lambda: torch.autograd.grad(loss(logits, targets), logits), times=5)
+    def gradient(loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        return torch.autograd.grad(loss(logits, targets), logits)[0]
 
-    taken = {"torch": seconds(lambda x, y: torch.nn.functional.cross_entropy(x.float(), y))}
-    for size in CHUNKS:
-        with patch.object(cross_entropy, "GPU_CHUNK", 1 << size):
-            taken[f"2^{size}"] = seconds(cross_entropy.cross_entropy)
+    def torchs(x: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(x.float(), y)
+
+    losses = [float(loss(logits, targets).detach()) for loss in (cross_entropy.cross_entropy, torchs)]
+    one, other = gradient(cross_entropy.cross_entropy), gradient(torchs)
+    apart = float((one - other).float().norm() / other.float().norm())
+    del one, other
+    place.tidy()
+
+    def seconds(loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy.cross_entropy) -> float:
+        taken = place.seconds_of(lambda: gradient(loss), times=5)
         place.tidy()
+        return taken
+
+    taken = {"torch": seconds(torchs)}
+    with patch.object(cross_entropy, "_kernels", lambda: None):
+        for size in CHUNKS:
+            with patch.object(cross_entropy, "GPU_CHUNK", 1 << size):
+                taken[f"2^{size}"] = seconds()
+    if place.on_gpu and (kernels := cross_entropy._kernels()):
+        for block, warps in PROGRAMS:
+            with patch.multiple(kernels, BLOCK=block, OPTIONS={**kernels.OPTIONS, "num_warps": warps}):
+                taken[f"{block}/{warps}"] = seconds()
     said = ", ".join(f"{what} {s * 1e3:.1f}" for what, s in taken.items())
-    row = place.figure("loss of 65,536 tokens of 32,000, ms, by the chunk", "-", said, True)
-    return Seen([row], {"seconds": taken, "chunk": cross_entropy.GPU_CHUNK})
+    rows = [
+        place.figure("loss of 65,536 tokens of 32,000, ms, by the chunk and by the program", "-", said, True),
+        place.figure("its gradient beside torch's", "<= 1e-3 apart", f"{apart:.1e}", apart <= 1e-3),
+    ]
+    require_close("the loss of many tokens", *losses, 1e-5)
+    return Seen(rows, {"seconds": taken, "losses": losses, "apart": apart})
 
 
 def _beside_the_plain_loop(place: Place, name: str) -> Seen:

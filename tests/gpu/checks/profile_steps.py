@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from checks.models import replica as small_replica
@@ -18,7 +19,7 @@ from checks.models import small_run
 from checks.place import Place, Row, Seen, own_frame
 from checks.threads import swap
 
-from noloco_node.core import gpu
+from noloco_node.core import gpu, outer
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
@@ -31,6 +32,7 @@ MICRO_BATCHES = 4
 KERNELS = 25
 FUSED = ("flash", "fmha", "sdpa")
 """In the names of kernels that compute attention without a table of (length, length)."""
+PIECES = 20, 24, 27
 GAP_S = 20e-6
 """Shorter ones lie between any two kernels."""
 
@@ -65,7 +67,7 @@ def where_the_time_of_a_step_goes(place: Place) -> Seen:
 
 
 def where_the_time_of_a_round_goes(place: Place) -> Seen:
-    """The snapshot, the local step, and corrections of every fragment."""
+    """The snapshot, the local step, and corrections of every fragment; in pieces of several sizes."""
     inner = _replica(place, 1)
     inner.step()
     c = torch.full((FRAGMENT_ELEMENTS,), 1e-7, device=place.device)
@@ -77,10 +79,17 @@ def where_the_time_of_a_round_goes(place: Place) -> Seen:
         for start in range(0, inner.parameters, FRAGMENT_ELEMENTS):
             inner.slow.apply(start, c[: inner.parameters - start], inner.round)
 
-    round_()
-    inner.slow.let_stay()
-    inner.step()
-    return Seen([], {"parameters": inner.parameters, **profiled(place, round_)})
+    found = {}
+    for size in PIECES:
+        with patch.object(outer, "GPU_PIECE", 1 << size):
+            round_()
+            inner.slow.let_stay()
+            inner.step()
+            found[f"2^{size}"] = profiled(place, round_)
+            inner.slow.let_stay()
+    said = ", ".join(f"{size} {facts['seconds'] * 1e3:.0f}" for size, facts in found.items())
+    row = place.figure("350m: a boundary with all corrections, ms, by the piece", "-", said, True)
+    return Seen([row], {"parameters": inner.parameters, "pieces": found})
 
 
 # ---- synchronisations ------------------------------------------------------------------------------------------------
