@@ -47,7 +47,8 @@ SPILL_ROOM = 1.25
 SPARE = 0.9
 """The share of free memory that a micro-batch may take: the next ones may be a little larger."""
 CALM_STEPS = 50
-"""Steps after which a halved micro-batch is tried with twice its size: a try that fails costs less than one step."""
+"""Steps after which a halved micro-batch is tried with twice its size where nothing says that it fits: a try that fails
+costs less than one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +141,12 @@ def most_parameters(gpu: int | None, host: int | None, moments: str = FULL) -> i
 
 def later_bytes(parameters: int, slow_on_gpu: bool, moments: str) -> int:
     """What a GPU holds only after the first step, and after the first boundary."""
-    offer = SLOW["open offer"] + SLOW["corrections until judged"] if slow_on_gpu else 0
-    return round(parameters * (MOMENT_BYTES[moments] + offer))
+    return round(parameters * MOMENT_BYTES[moments]) + round_bytes(parameters, slow_on_gpu)
+
+
+def round_bytes(parameters: int, slow_on_gpu: bool) -> int:
+    """What a GPU holds of a round from a boundary on, until its swap is judged."""
+    return round(parameters * (SLOW["open offer"] + SLOW["corrections until judged"])) if slow_on_gpu else 0
 
 
 def fits(plan: Plan, room: int) -> bool:
@@ -228,6 +233,8 @@ class MicroBatch:
         self.size = self._largest = min(examples, start or 1)
         self._calm = 0
         """Steps since it was halved, or tried to grow back."""
+        self._counts, self._counted = True, False
+        """Whether it grows back by what is free, and whether it did so after the last step."""
 
     def may_grow(self, taken: int, room: int) -> bool:
         """Whether to try twice as many examples, after a try with `size` took so many bytes. Twice as many take at most
@@ -241,6 +248,8 @@ class MicroBatch:
     def halve(self) -> bool:
         """Halve it: it does not fit at this moment. False where it cannot be halved."""
         self._calm = 0
+        self._counts = self._counts and not self._counted  # what is free lies in pieces
+        self._counted = False
         if self.size == 1:
             return False
         self.size //= 2
@@ -248,9 +257,15 @@ class MicroBatch:
             self.settled, self._largest = True, self.size
         return True
 
-    def stepped(self) -> None:
-        """A step has found memory: after CALM_STEPS of them a size that was halved grows again, up to what had been
-        found at first."""
+    def stepped(self, fits: Callable[[], bool] = lambda: False) -> None:
+        """A step has found memory. A size that was halved grows back to what had been found at first: at once when that
+        `fits`, as when another program has ended; and twice as large after CALM_STEPS in any case."""
         self._calm += 1
-        if self.settled and self._calm >= CALM_STEPS and self.size < self._largest:
+        self._counted = False
+        if not self.settled or self.size == self._largest:
+            return
+        if self._counts and fits():
+            self.size, self._counted = self._largest, True
+        elif self._calm >= CALM_STEPS:
             self._calm, self.size = 0, min(2 * self.size, self._largest)
+            self._counts = self.size == self._largest

@@ -158,6 +158,7 @@ class Replica:
         self._moments, self.program_bytes = moments, 0
         """What the process has beside the model, before it trains: libraries, mostly."""
         later = memory_budget.later_bytes(self.parameters, self.phi.is_cuda, moments)
+        self.copies.spare = self._spare_bytes
         passes = task.gradients if isinstance(task, (Passing, Driven)) else Gradients
         self._workers = make_workers(list(module.parameters()), self.theta) if make_workers else None
         self._gradients = passes(
@@ -563,8 +564,17 @@ class Replica:
         flat = ((now[place][name], into) for place, of_one in moments.items() for name, into in of_one.items())
         pairs = [Pair(source, into, file) for source, into in flat]
         slow = [Pair(self.phi, phi, file), Pair(self.delta, delta, file)]
-        # first what a correction changes, which may come at any moment
-        return self.copies.begin({"theta": [Pair(self.theta, theta, file)], "slow": slow, "moments": pairs}, state)
+        # first what the step under way changes
+        return self.copies.begin({"theta": [Pair(self.theta, theta, file)], "moments": pairs, "slow": slow}, state)
+
+    def _spare_bytes(self) -> int:
+        """Of a GPU, between a step's backward pass and the next one's forward pass: what neither that one nor a round
+        needs. None where that is not known."""
+        if not self.theta.is_cuda or self._gradients.activations is None:
+            return 0
+        free = memory_budget.free_bytes(self.theta.device, self._memory_fraction)
+        round_ = memory_budget.round_bytes(self.parameters, self.phi.is_cuda)
+        return int(memory_budget.SPARE * free) - self._gradients.activations - round_
 
     def _spill(self, tensors: Sequence[Tensor]) -> FileMemory | None:
         """A file for copies of these, where memory has no room for them. Raises DiskFull, UsageError."""

@@ -95,10 +95,10 @@ def test_tritons_kernels_are_compiled_for_a_gpu(
     generation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     triton = pytest.importorskip("triton", reason="Triton is for Linux only")
-    from noloco_node.core import cross_entropy_cuda
+    from noloco_node.core.cross_entropy import cuda
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    fp32, constants = "*fp32", {"BLOCK": cross_entropy_cuda.BLOCK}
+    fp32, constants = "*fp32", {"BLOCK": cuda.BLOCK}
     read = {"logits": "*bf16" if generation >= 80 else "*fp16", "targets": "*i64"}
     arguments = {
         "_forward": {**read, "picked": fp32, "sums": fp32, "words": "i32"},
@@ -106,18 +106,18 @@ def test_tritons_kernels_are_compiled_for_a_gpu(
     }
     for name, types in arguments.items():
         source = triton.compiler.ASTSource(
-            fn=getattr(cross_entropy_cuda, name), signature={**types, "BLOCK": "constexpr"}, constexprs=constants
+            fn=getattr(cuda, name), signature={**types, "BLOCK": "constexpr"}, constexprs=constants
         )
         target = triton.backends.compiler.GPUTarget("cuda", generation, 32)
-        assert triton.compile(source, target=target, options=cross_entropy_cuda.OPTIONS).asm["cubin"]
+        assert triton.compile(source, target=target, options=cuda.OPTIONS).asm["cubin"]
 
 
 def test_where_triton_fails_chunks_do(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise RuntimeError("no C compiler")
 
-    cross_entropy_cuda = pytest.importorskip("noloco_node.core.cross_entropy_cuda", reason="Triton is for Linux only")
-    monkeypatch.setattr(cross_entropy_cuda, "try_out", fail)
+    cuda = pytest.importorskip("noloco_node.core.cross_entropy.cuda", reason="Triton is for Linux only")
+    monkeypatch.setattr(cuda, "try_out", fail)
     cross_entropy._kernels.cache_clear()
     try:
         assert cross_entropy._kernels() is None

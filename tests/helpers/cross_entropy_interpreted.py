@@ -11,7 +11,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from noloco_node.core import cross_entropy_cuda
+from noloco_node.core.cross_entropy import cuda
 
 TOKENS, BLOCK = 13, 64
 WORDS = [1, 37, 64, 200]
@@ -22,7 +22,7 @@ ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 def main() -> None:
     compared = 0
-    cross_entropy_cuda.BLOCK = BLOCK
+    cuda.BLOCK = BLOCK
     generator = torch.Generator().manual_seed(1)
     for words, (dtype, rounding) in itertools.product(WORDS, ROUNDING.items()):
         logits = (20 * torch.randn(TOKENS, words, generator=generator)).to(dtype).requires_grad_()
@@ -30,8 +30,8 @@ def main() -> None:
         shares = torch.rand(TOKENS, generator=generator)
         expected = torch.log_softmax(logits.double(), -1).gather(1, targets[:, None])[:, 0]
         (theirs,) = torch.autograd.grad((expected * shares).sum(), logits)
-        picked, sums = cross_entropy_cuda.forward(logits.detach(), targets)
-        gradient = cross_entropy_cuda.backward(logits.detach(), targets, sums, shares)
+        picked, sums = cuda.forward(logits.detach(), targets)
+        gradient = cuda.backward(logits.detach(), targets, sums, shares)
         assert picked.dtype == torch.float32 and gradient.dtype == dtype
         assert torch.allclose(picked.double(), expected, rtol=1e-6, atol=1e-5), (words, dtype)
         assert torch.allclose(gradient.double(), theirs.double(), rtol=rounding, atol=1e-5), (words, dtype)
@@ -39,7 +39,7 @@ def main() -> None:
     for broken in (torch.nan, torch.inf):
         logits = torch.zeros(2, 100)
         logits[1, 70] = broken
-        picked, _ = cross_entropy_cuda.forward(logits, torch.zeros(2, dtype=torch.int64))
+        picked, _ = cuda.forward(logits, torch.zeros(2, dtype=torch.int64))
         assert picked[0].isfinite() and not picked[1].isfinite(), broken
     sys.stdout.write(str(compared))
 

@@ -181,6 +181,29 @@ def test_one_that_is_halved_later_grows_back_after_calm_steps() -> None:
     assert micro.size == 12
 
 
+def test_one_that_is_halved_grows_back_at_once_where_it_fits_again() -> None:
+    """A program that took the GPU's memory has ended. After a try that failed nothing but calm steps is trusted."""
+    micro = MicroBatch(64, 64)
+    for _ in range(6):
+        micro.halve()
+    micro.stepped(lambda: False)
+    assert micro.size == 1
+    micro.stepped(lambda: True)
+    assert micro.size == 64
+    micro.stepped(lambda: True)
+    for _ in range(2):  # the second time it fitted by its number only
+        micro.halve()
+        micro.stepped(lambda: True)
+    for _ in range(CALM_STEPS - 2):
+        assert micro.size == 32
+        micro.stepped(lambda: True)
+    micro.stepped(lambda: True)
+    assert micro.size == 64
+    assert micro.halve() and micro.size == 32
+    micro.stepped(lambda: True)
+    assert micro.size == 64, "it has fitted since"
+
+
 def test_the_search_leaves_no_trace_in_what_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real search, on a CPU that is asked for its memory as if it were a GPU."""
     sure, searching = small_replica(), small_replica()

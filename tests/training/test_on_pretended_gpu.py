@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from pretended_device import PretendedGpu, Seen, pretended_gpu
-from replicas import assert_same, exchange, live_state, small_text, train
+from replicas import HeldUp, assert_same, exchange, live_state, small_text, train
 from test_thread import answer, running, swap
 
 from noloco_node.core.codecs.by_name import codec, rehearse
@@ -160,6 +160,22 @@ def test_a_step_waits_once(gpu: PretendedGpu, replica: Callable[..., Replica]) -
     assert seen.bytes(to_gpu=False) <= 16
 
 
+def test_memory_that_another_program_gives_back_is_used_again_a_step_later(
+    gpu: PretendedGpu, replica: Callable[..., Replica]
+) -> None:
+    it = replica(micro_batch=None)
+    train(it, 2)
+    whole, taken, there = it.micro_batch, it._gradients.activations, gpu.total_bytes
+    assert whole == EXAMPLES and taken
+    it._optimizer.free_gradients()
+    gpu.total_bytes = gpu.allowed_bytes = gpu.allocated + 4 * it.parameters + taken // 2
+    it.step()
+    assert it.micro_batch < whole
+    gpu.total_bytes = gpu.allowed_bytes = there
+    it.step()
+    assert it.micro_batch == whole
+
+
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
 def test_micro_batches_do_not_wait(gpu: PretendedGpu, replica: Callable[..., Replica], micro_batches: int) -> None:
     it = replica(micro_batch=EXAMPLES // micro_batches)
@@ -256,3 +272,26 @@ def test_a_copy_is_of_the_moment_it_was_asked_for(
     it.slow.apply(7, torch.full((5000,), 1e-4, device=it.theta.device), it.round)
     assert_same(asdict(again.result()), asdict(state))
     assert copied.result() == (state.round, slow)
+
+
+@pytest.mark.parametrize("room", ["enough", "some", "none"])
+def test_a_step_waits_for_no_copy_where_the_gpu_has_room(
+    gpu: PretendedGpu, replica: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch, room: str
+) -> None:
+    """The copy's threads get no turn before the step is over: what it changes is kept on the GPU until they read it."""
+    monkeypatch.setattr(background_copy, "PIECE_BYTES", 1 << 14)
+    it = replica()
+    train(it, STEPS + 1)
+    before, state = gpu.allocated, it.state()
+    it.copies = it.slow._copies = copies = HeldUp(it.theta.device)
+    copies.spare = lambda: {"enough": 1 << 40, "some": 1 << 20, "none": 0}[room]
+    again = it.copy_state()
+    with gpu.watching() as seen:
+        it.step()
+    assert (len(seen.waits) == 1) == (room == "enough"), lines(seen)
+    kept = gpu.allocated - before
+    assert (kept > 8 * it.parameters) == (room == "enough") and (kept > 1 << 19) == (room != "none"), kept
+    copies.complete()
+    assert_same(asdict(again.result()), asdict(state))
+    it._optimizer.free_gradients()
+    assert gpu.allocated <= before, "given back as it was read"

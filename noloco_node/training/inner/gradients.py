@@ -164,8 +164,15 @@ class Gradients:
             self._optimizer.step(rate)
         except torch.OutOfMemoryError:  # of the first step's moments; no parameter has changed
             raise self._short() from None
-        self._micro.stepped()
+        self._micro.stepped(self._whole_fits)
         return rate
+
+    def _whole_fits(self) -> bool:
+        """Whether as much of a GPU is free, beside gradient and moments, as the micro-batch took that was found."""
+        if self.activations is None or self._device.type != "cuda":
+            return False
+        free = memory_budget.free_bytes(self._device, self._memory_fraction)
+        return self.activations <= memory_budget.SPARE * free
 
     def try_out(self, batch: Batch) -> None:
         """Some examples forward and backward, after the search for a micro-batch. Raises UsageError where the model

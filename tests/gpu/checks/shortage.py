@@ -18,8 +18,8 @@ from noloco_node.training.thread import TrainingThread
 
 LEFT_BYTES = 64 << 20
 HELD_S = 8.0
-PHASES = 8
-STEPS = 20
+PHASES = 4
+STEPS = 10
 
 
 def a_shortage_is_survived(place: Place) -> Seen:

@@ -4,7 +4,7 @@ torch's own makes three tables of (tokens, vocabulary) in fp32 beside the logits
 gradient. Of 8,192 tokens and 32,000 words each is 1 GB. Here rows go through in chunks, in fp32, and only a gradient in
 the logits' own type is kept. The backward pass computes a chunk's log-softmax again instead of keeping it. On a CPU
 losses and gradients are those of `torch.nn.functional.cross_entropy` to the bit, in a third to two thirds of its time.
-On a GPU Triton's kernels (`cross_entropy_cuda`) do the same without chunks; where they cannot be built, chunks do.
+On a GPU Triton's kernels (`cuda`) do the same without chunks; where they cannot be built, chunks do.
 
 Nor are the logits themselves left out, by multiplying with the last layer chunk by chunk (torch 2.13 has that, older
 ones do not): in bf16, with their gradient, they are 4 bytes a token and word, and of 32,000 words that is
@@ -81,10 +81,10 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
 def _kernels() -> ModuleType | None:
     """None where Triton does not work. Its first call takes seconds."""
     try:
-        from noloco_node.core import cross_entropy_cuda
+        from noloco_node.core.cross_entropy import cuda
 
-        cross_entropy_cuda.try_out()
+        cuda.try_out()
     except Exception as error:  # noqa: BLE001 (Triton, its compilers and its driver raise everything)
         log.warning("losses are computed by plain torch, which is slower: Triton does not work here (%s)", error)
         return None
-    return cross_entropy_cuda
+    return cuda
