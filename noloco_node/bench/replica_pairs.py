@@ -15,6 +15,7 @@ from torch import Tensor
 from noloco_node.bench import Say
 from noloco_node.core.codecs.codec import BLOCK, CodecStats, Conversation, Payload, Received
 from noloco_node.run.schema import InnerSpec, Manifest
+from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
@@ -71,7 +72,7 @@ def meetings(say: Say, plan: Sequence[int] = PLAN, steps: int = STEPS) -> list[P
 
 def _meetings(say: Say, plan: Sequence[int], steps: int) -> list[PairMeeting]:
     manifest = Manifest(name="bench", rounds=sum(plan), inner=InnerSpec(steps=steps))
-    replicas = [Replica.build(manifest, peer, device="cpu", threads=1) for peer in ("one", "other")]
+    replicas = [build_replica(manifest, peer, device="cpu", threads=1) for peer in ("one", "other")]
     met, total = [], sum(plan) * len(replicas)
 
     def rounds_done() -> None:

@@ -27,6 +27,7 @@ from noloco_node.host import memory
 from noloco_node.run.manifest import parse
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import memory_budget, model
+from noloco_node.training.build import build_replica
 from noloco_node.training.inner.gradients import ShortOfMemory
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
@@ -135,7 +136,7 @@ def _both(
     micro_batch = None
     while True:
         say("building the model", 0, 1)
-        inner = Replica.build(run, PEER, device=device, threads=threads, micro_batch=micro_batch)
+        inner = build_replica(run, PEER, device=device, threads=threads, micro_batch=micro_batch)
         on = inner.theta.device
         try:
             return inner, *in_turn(inner, run, say)
@@ -251,7 +252,7 @@ def _peak(canonical: bytes, device: str, micro_batch: int, ours: bool) -> int:
 
     before = _forget_peak(where)
     if ours:
-        inner = Replica.build(run, PEER, device=device, micro_batch=micro_batch)
+        inner = build_replica(run, PEER, device=device, micro_batch=micro_batch)
         for _ in range(MEMORY_STEPS):
             inner.step()
         _open, _written = offer(inner), inner.state()  # held while training goes on

@@ -61,7 +61,9 @@ def _data(add_to: Options) -> None:
     add_to.add_argument(
         "--data", metavar="FILES", action="append", help="the data, if the run leaves it to you; may be a pattern"
     )
-    add_to.add_argument("--encoding", metavar="NAME", help="of text files and jsonl, as latin-1 (default: utf-8)")
+    add_to.add_argument(
+        "--encoding", metavar="NAME", help="encoding of text and jsonl files, as latin-1 (default: utf-8)"
+    )
     add_to.add_argument("--tokenizer", metavar="FILE", help="the tokenizer.json that the run asks for")
 
 
@@ -89,7 +91,12 @@ def tokenize(parser: argparse.ArgumentParser) -> None:
     add("--out", metavar="FILE", required=True, help="the token file to write, as corpus.tokens")
     add("--force", action="store_true", help="replace the file if it exists")
     add("--field", metavar="NAME", default="text", help="the field of a record that holds its text (default: text)")
-    add("--encoding", metavar="NAME", default="utf-8", help="of text files and jsonl, as latin-1 (default: utf-8)")
+    add(
+        "--encoding",
+        metavar="NAME",
+        default="utf-8",
+        help="encoding of text and jsonl files, as latin-1 (default: utf-8)",
+    )
     as_json(parser)
 
 
@@ -131,7 +138,9 @@ def join(parser: argparse.ArgumentParser) -> None:
     )
     what = parser.add_argument_group("what to train")
     what.add_argument("--run", metavar="ID", help="join this run, by its whole id (default: the only one in the swarm)")
-    what.add_argument("--trust", metavar="PEER_ID", help="join only runs signed by this author (default: first use)")
+    what.add_argument(
+        "--trust", metavar="PEER_ID", help="join only runs signed by this author (default: the first one found)"
+    )
     what.add_argument("--token", metavar="TOKEN", help="from the run's author, for a run that is by invitation only")
     what.add_argument("--start-over", action="store_true", help="train it from the start if nobody has its weights")
     _trainer(parser, what)
@@ -144,9 +153,11 @@ def bootstrap(parser: argparse.ArgumentParser) -> None:
 
 def _trainer(parser: argparse.ArgumentParser, what: Options) -> None:
     _data(what)
-    what.add_argument("--weights", metavar="FOLDER", help="those that the run begins with, if nobody has later ones")
+    what.add_argument("--weights", metavar="FOLDER", help="the run's first weights, if nobody has later ones")
     what.add_argument(
-        "--stage", metavar="N", help="hold this stage and stay there (default: the one of last time, else the thinnest)"
+        "--stage",
+        metavar="N",
+        help="hold this stage and stay there (default: the one of last time, else the one that fewest hold)",
     )
     what.add_argument("--rounds", metavar="N", help="stop cleanly after N rounds (default: when the run ends)")
     _how_to_train(parser)
@@ -154,11 +165,13 @@ def _trainer(parser: argparse.ArgumentParser, what: Options) -> None:
     limits = parser.add_argument_group("limits").add_argument
     limits("--max-upload", metavar="RATE", help="bytes sent per second, as 5MB or 40Mbit (default: no limit)")
     limits("--max-download", metavar="RATE", help="bytes received per second (default: no limit)")
-    limits("--daily-upload", metavar="AMOUNT", help="bytes sent per day, as 20GB; when used up, rounds are solo")
-    limits("--daily-download", metavar="AMOUNT", help="bytes received per day; when used up, rounds are solo")
+    limits(
+        "--daily-upload", metavar="AMOUNT", help="bytes sent a day, as 20GB; then the node trains alone until midnight"
+    )
+    limits("--daily-download", metavar="AMOUNT", help="bytes received a day; then the node trains alone until midnight")
     limits("--hours", metavar="HH-HH", help="train only in these hours, as 22-08; pause in the others")
     output = _output(parser)
-    output.add_argument("--sinks", metavar="NAMES", help="write curves to tensorboard, wandb or both, with a comma")
+    output.add_argument("--sinks", metavar="NAMES", help="write curves to tensorboard, wandb or tensorboard,wandb")
     output.add_argument("--linger", metavar="S", help="when done, answer `status` for S more seconds (default: 0)")
 
 
@@ -167,10 +180,12 @@ def _how_to_train(parser: argparse.ArgumentParser) -> None:
     _device(on, "auto, cpu, cuda or cuda:1; cuda:0,cuda:1 or all: several GPUs as one node")
     on.add_argument("--micro-batch", metavar="N", help="examples at once (default: auto, as many as fit on a GPU)")
     on.add_argument("--in-flight", metavar="N", help="micro-batches at other stages at once (default: auto)")
-    on.add_argument("--moments", metavar="KIND", help="AdamW's: fp32, or 8bit on a small GPU (default: fp32)")
+    on.add_argument(
+        "--moments", metavar="KIND", help="AdamW's moments: fp32, or 8bit to save GPU memory (default: fp32)"
+    )
     on.add_argument("--gpu-memory-fraction", metavar="X", help="use at most this share of the GPU's memory, as 0.5")
     on.add_argument("--compile", action="store_const", const=True, help="use torch.compile: slow start, faster steps")
-    again = "a third more work, a fraction of the memory (default: as the run says)"
+    again = "recompute activations: a third more work, less memory (default: as the run says)"
     on.add_argument("--checkpoint-activations", metavar="yes|no", help=again)
 
 

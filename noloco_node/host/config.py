@@ -195,7 +195,7 @@ class NodeConfig:
     micro_batch: int | None = _key(_micro_batch, default=None)
     """Examples in one forward pass; None (`auto`): as many as fit on a GPU, few on a CPU."""
     compile: bool = _key(_switch, default=False)
-    """Whether torch compiles the model first: minutes at the start, then faster steps."""
+    """Whether torch compiles the model's layers first: seconds to a minute at the start, then faster steps."""
     checkpoint_activations: bool | None = _key(_switch, default=None)
     """Whether to compute activations again in the backward pass instead of keeping them; None: as the run says."""
     max_upload: float | None = _key(_rate, default=None)

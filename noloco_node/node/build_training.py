@@ -19,6 +19,7 @@ from noloco_node.run import first_weights
 from noloco_node.run.schema import Manifest
 from noloco_node.stages.part import Position
 from noloco_node.stages.passes import alone
+from noloco_node.training.build import build_replica
 from noloco_node.training.mailbox import Message
 from noloco_node.training.replica import MAX_SKIPPED, WARM_UP_STEPS, Replica
 from noloco_node.training.task import Task
@@ -87,7 +88,7 @@ def build(  # noqa: PLR0913
     (data, tokenizer, model, sequence length, device, memory) is found here, for a node and for `check`."""
     if part is None and run.stages is not None:
         part = alone(run, Position((config.stage or 1) - 1, run.stages.count))
-    replica = Replica.build(
+    replica = build_replica(
         run,
         peer_id,
         device=config.device,

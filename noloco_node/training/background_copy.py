@@ -182,12 +182,11 @@ class _Copy:
                         continue
                     if (room := room - piece.source.nbytes) < 0:
                         break
-                    piece.source = piece.source.clone()
-                    kept.append(piece)
+                    kept.append((piece, piece.source.clone()))
             if kept:
-                there = _moment(kept[0].source.device)
-                for piece in kept:
-                    piece.kept, piece.there = True, there
+                there = _moment(kept[0][1].device)
+                for piece, copy in kept:
+                    piece.source, piece.kept, piece.there = copy, True, there
 
     def read(self, pieces: Iterable[_Piece], read: Callable[[_Piece], None]) -> None:
         """Those that no other thread has begun."""
@@ -200,15 +199,20 @@ class _Copy:
                 if piece.there:
                     piece.there.synchronize()
                 read(piece)
-            except Exception as error:  # noqa: BLE001 - it belongs to the asker
-                piece.read.set_exception(error)
+            except BaseException as error:
+                piece.read.set_exception(error)  # it belongs to the asker
+                if not isinstance(error, Exception):
+                    raise
             else:
                 piece.read.set_result(None)
             finally:
                 piece.source = piece.into  # a copy on the GPU is given back
 
     def read_all(self, read: Callable[[_Piece], None]) -> None:
-        self.read(chain.from_iterable(self.pieces.values()), read)
+        """Those last that are safe meanwhile."""
+        pieces = [*chain.from_iterable(self.pieces.values())]
+        self.read((piece for piece in pieces if not piece.kept), read)
+        self.read(pieces, read)
 
     def fault(self) -> BaseException | None:
         """Waits until all are read."""
@@ -272,8 +276,8 @@ class Copies:
         if missing:
             with self.waiting():
                 for copy, pieces in missing:
-                    if self._device.type == "cuda":
-                        copy.keep(pieces, self.spare())
+                    if any(piece.source.is_cuda for piece in pieces):
+                        copy.keep(reversed(pieces), self.spare())  # those that would be read last
                     open_ = [piece for piece in pieces if not piece.kept]
                     copy.read(open_, self._read)
                     for piece in open_:

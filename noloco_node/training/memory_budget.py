@@ -59,7 +59,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The most that a run takes at once."""
+    """The most that a run takes at once; on a GPU copies for a checkpoint take more for a while, where that is free."""
 
     parameters: int
     device: tuple[Item, ...]
@@ -137,11 +137,6 @@ def most_parameters(gpu: int | None, host: int | None, moments: str = FULL) -> i
     rooms = [some * host / found.host_least_bytes] if host is not None else []
     rooms += [some * (1 - HOLES) * gpu / found.device_bytes] if gpu is not None else []
     return int(min(rooms)) if rooms else None
-
-
-def later_bytes(parameters: int, slow_on_gpu: bool, moments: str) -> int:
-    """What a GPU holds only after the first step, and after the first boundary."""
-    return round(parameters * MOMENT_BYTES[moments]) + round_bytes(parameters, slow_on_gpu)
 
 
 def round_bytes(parameters: int, slow_on_gpu: bool) -> int:

@@ -11,16 +11,13 @@ Notable choices:
 A Task says what is trained (task.py). Knows nothing of peers, threads or files; used by one thread only.
 """
 
-import hashlib
 import logging
 import math
-import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -30,17 +27,14 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.core.codecs.codec import BLOCK
-from noloco_node.core.device import REMEDY, choose_devices, why_no_gpu
 from noloco_node.core.verdict import Losses
-from noloco_node.data import corpus
-from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
-from noloco_node.host import gpu_peaks, memory
+from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved
+from noloco_node.host import gpu_peaks
 from noloco_node.host.config import FULL
-from noloco_node.host.gpu_cards import has_nvidia_card
 from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
-from noloco_node.training import memory_budget, model, tasks, workers
+from noloco_node.training import memory_budget, model
 from noloco_node.training.background_copy import Copies, FileMemory, Pair, host_memory
-from noloco_node.training.inner.gradients import Gradients, NotMeasured, ShortOfMemory, examples_of, products
+from noloco_node.training.inner.gradients import Gradients, NotMeasured, ShortOfMemory
 from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.inner.schedule import Position
 from noloco_node.training.slow_weights import SlowWeights, first_nonfinite, pieces
@@ -52,9 +46,9 @@ from noloco_node.training.task import (
     ExampleStream,
     Passing,
     Patient,
-    Sized,
     Task,
     Writing,
+    new_model,
 )
 from noloco_node.training.workers import Workers
 
@@ -120,7 +114,7 @@ class Saved(Protocol):
 
 
 class Replica:
-    """`build` makes the one that a manifest describes."""
+    """training/build.py makes the one that a manifest describes."""
 
     def __init__(  # noqa: PLR0913, PLR0917
         self,
@@ -157,13 +151,13 @@ class Replica:
         """The text that the model continues every few rounds."""
         self._moments, self.program_bytes = moments, 0
         """What the process has beside the model, before it trains: libraries, mostly."""
-        later = memory_budget.later_bytes(self.parameters, self.phi.is_cuda, moments)
-        self.copies.spare = self._spare_bytes
+        round_bytes = memory_budget.round_bytes(self.parameters, self.phi.is_cuda)
         passes = task.gradients if isinstance(task, (Passing, Driven)) else Gradients
         self._workers = make_workers(list(module.parameters()), self.theta) if make_workers else None
         self._gradients = passes(
-            task, module, self._optimizer, self._spec, micro_batch, memory_fraction, compile, later, self._workers
+            task, module, self._optimizer, self._spec, micro_batch, memory_fraction, compile, round_bytes, self._workers
         )
+        self.copies.spare = lambda: self._gradients.spare_bytes() or 0
         peak = _most_tokens_per_s(task, module, self.theta.device, self._spec)
         self._most_tokens_per_s = peak and peak * (self._workers.shares if self._workers else 1)
         self.skipped = 0
@@ -190,83 +184,6 @@ class Replica:
         """For a copy of the state that memory has no room for."""
         self.meanwhile: Callable[[], None] = lambda: None
         """Called in each step, after its gradient was queued: a GPU works at it then. It may add corrections."""
-
-    @classmethod
-    def build(  # noqa: PLR0913
-        cls,
-        manifest: Manifest,
-        peer_id: str,
-        *,
-        device: str = "auto",
-        threads: int | None = None,
-        memory_fraction: float | None = None,
-        micro_batch: int | None = None,
-        moments: str = FULL,
-        compiled: bool = False,
-        checkpoint_activations: bool | None = None,
-        sources: corpus.Sources = corpus.NOTHING,
-        corpus: corpus.Readable | None = None,
-        part: Callable[[Task], Task] = lambda whole: whole,
-        brought: Task | None = None,
-    ) -> "Replica":
-        """The replica of the node `peer_id`. To be called on the thread that will own it: torch's number of threads is
-        set here, a setting of the calling thread. `micro_batch`: examples at once; None: found by trying.
-        `checkpoint_activations` None: as the manifest says. `part`: what this node trains of the run's task.
-        `brought`: that task, where a loop brings it."""
-        where, *others = devices = choose_devices(device)
-        if others and where.type == "cpu":
-            threads = threads or max(1, torch.get_num_threads() // len(devices))
-        if threads:
-            torch.set_num_threads(threads)
-        if device == "auto" and where.type == "cpu" and has_nvidia_card(os.environ):
-            log.warning("training on the CPU, and this machine has an NVIDIA GPU; %s: %s", why_no_gpu(), REMEDY)
-        if memory_fraction and where.type == "cuda":
-            torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
-        on_gpu, bf16 = where.type == "cuda", manifest.inner.precision == "bf16"
-
-        def check(parameters: int, made_bytes: int = 0) -> int:
-            program = max(0, (memory.process_bytes() or 0) - made_bytes)
-            planned = partial(memory_budget.plan, parameters, on_gpu=on_gpu, bf16=on_gpu and bf16, program=program)
-            memory_budget.check(lambda kind: planned(moments=kind), moments, where, memory_fraction or 1.0)
-            return program
-
-        task = part(brought or tasks.load(manifest, sources, corpus))
-        if isinstance(task, Sized) and (expected := task.parameters()) is not None:
-            check(expected)  # a run's author chooses the size, and to make it may take all the memory that there is
-        is_driven = isinstance(task, Driven)  # then the model is there, and random numbers are the loop's
-        if others:
-            _check_several(task, manifest.inner, devices)
-        module = task.model() if is_driven else _new_model(task, manifest.seed)
-        parameters = sum(p.numel() for p in module.parameters())
-        program = check(parameters, 4 * parameters)
-        sent = workers.packed(module) if others else b""  # before hooks, which cannot be sent
-        checkpointed = (
-            manifest.inner.checkpoint_activations if checkpoint_activations is None else checkpoint_activations
-        )
-        if checkpointed:
-            model.checkpoint_activations(module)
-        stream = task.stream(peer_id)
-        own_seed = int.from_bytes(hashlib.sha256(f"{manifest.seed}/{peer_id}".encode()).digest()[:7], "big")
-        if not is_driven:
-            torch.manual_seed(own_seed)  # for dropout, where a model has any
-        module.to(where)
-        compile = partial(model.compile_layers, module) if compiled else None
-        fraction = memory_fraction or 1.0
-        started = partial(
-            Workers,
-            module=sent,
-            manifest=manifest,
-            devices=devices,
-            memory_fraction=fraction,
-            seed=own_seed,
-            compiled=compiled,
-            checkpointed=checkpointed,
-        )
-        replica = cls(
-            task, module, stream, manifest, micro_batch, fraction, moments, compile, started if others else None
-        )
-        replica.program_bytes = program
-        return replica
 
     def begin_with(self, folder: Path) -> None:
         """Before the first step: a folder's weights in place of random ones. Raises UsageError."""
@@ -567,15 +484,6 @@ class Replica:
         # first what the step under way changes
         return self.copies.begin({"theta": [Pair(self.theta, theta, file)], "moments": pairs, "slow": slow}, state)
 
-    def _spare_bytes(self) -> int:
-        """Of a GPU, between a step's backward pass and the next one's forward pass: what neither that one nor a round
-        needs. None where that is not known."""
-        if not self.theta.is_cuda or self._gradients.activations is None:
-            return 0
-        free = memory_budget.free_bytes(self.theta.device, self._memory_fraction)
-        round_ = memory_budget.round_bytes(self.parameters, self.phi.is_cuda)
-        return int(memory_budget.SPARE * free) - self._gradients.activations - round_
-
     def _spill(self, tensors: Sequence[Tensor]) -> FileMemory | None:
         """A file for copies of these, where memory has no room for them. Raises DiskFull, UsageError."""
         size = FileMemory.size(tensor.nbytes for tensor in tensors)
@@ -657,7 +565,7 @@ class Replica:
             later = self._gradients.evaluate()
             new = own
             if (self.round or self.steps) and not isinstance(self._task, Driven):
-                self.theta.copy_(model.flatten(_new_model(self._task, self._seed)))
+                self.theta.copy_(model.flatten(new_model(self._task, self._seed)))
                 new = self._gradients.evaluate()
         finally:
             self.theta.copy_(kept)
@@ -701,19 +609,3 @@ def _most_tokens_per_s(task: Task, module: nn.Module, device: torch.device, spec
         return None
     peak, each = gpu_peaks.bf16_flops(torch.cuda.get_device_name(device)), task.flops_per_token(module)
     return peak / each if peak and each else None
-
-
-def _check_several(task: Task, spec: InnerSpec, devices: Sequence[torch.device]) -> None:
-    """Raises UsageError where these devices cannot share a step."""
-    if isinstance(task, (Passing, Driven)):
-        raise UsageError("--device: a stage, and a loop of one's own, trains on one device: name one")
-    if (examples := examples_of(task, spec)) < len(devices):
-        raise UsageError(f"--device: {examples} examples a step, as this run has, are too few for {len(devices)}")
-    if len({products(device, spec.precision) for device in devices}) > 1:
-        raise UsageError("--device: some of these GPUs compute in bf16, and older ones in fp16: name GPUs of one kind")
-
-
-def _new_model(task: Task, seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return task.model()

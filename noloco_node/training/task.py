@@ -8,6 +8,7 @@ are: training/tasks.py.
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from noloco_node.core import gpu
@@ -130,3 +131,10 @@ def device_batch(batch: Batch, module: nn.Module) -> Batch:
     """The same batch where the module is; its copy is queued before the model's work, and waits for none of it."""
     device = next(module.parameters()).device
     return tuple(gpu.to_device(part, device) for part in batch)
+
+
+def new_model(task: Task, seed: int) -> nn.Module:
+    """A task's model, the same for the same seed. The random state stays as it is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return task.model()

@@ -80,6 +80,12 @@ class _Order:
     scale: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Process:
+    connection: Connection
+    process: BaseProcess
+
+
 class Workers:
     def __init__(  # noqa: PLR0913
         self,
@@ -101,20 +107,19 @@ class Workers:
         self._folder = tempfile.TemporaryDirectory(prefix="noloco-workers-")
         self._broken = False
         """Whether somebody may wait for somebody who does not come."""
-        self._connections: list[Connection] = []
-        self._processes: list[BaseProcess] = []
+        self._all: list[_Process] = []
         names, store = tuple(map(str, devices)), f"{self._folder.name}/store"
         threads, context = torch.get_num_threads(), multiprocessing.get_context("spawn")
         try:
             for rank in range(1, self.shares):
                 ours, theirs = context.Pipe()
-                self._connections.append(ours)
                 setup = _Setup(
                     manifest, module, names, rank, store, memory_fraction, threads, seed + rank, compiled, checkpointed
                 )
                 name = f"gradients on {names[rank]}"
-                self._processes.append(context.Process(target=_work, args=(theirs, setup), name=name, daemon=True))
-                self._processes[-1].start()
+                process = context.Process(target=_work, args=(theirs, setup), name=name, daemon=True)
+                self._all.append(_Process(ours, process))
+                process.start()
                 theirs.close()
             self._answers(START_S)
             self._tell(None)
@@ -128,14 +133,14 @@ class Workers:
 
     def begin(self, shares: Sequence[Batch], micro: int, of: int, scale: float) -> None:
         """Of the batch, one for each process."""
-        for connection, share in zip(self._connections, shares, strict=True):
-            self._send(connection, _Order([_Numbers.of(part) for part in share], micro, of, scale))
+        for each, share in zip(self._all, shares, strict=True):
+            self._send(each, _Order([_Numbers.of(part) for part in share], micro, of, scale))
         with self._together():
             dist.broadcast(self._theta, 0)
 
     def try_out(self, batch: Batch, of: int) -> None:
         """Each does these examples at once, and forgets them. Raises OutOfMemoryError where one cannot."""
-        self.begin([batch] * len(self._connections), len(batch[0]), of, 1.0)
+        self.begin([batch] * len(self._all), len(batch[0]), of, 1.0)
         if None in self.drop():
             raise torch.OutOfMemoryError(SHORT)
 
@@ -170,48 +175,46 @@ class Workers:
 
     def close(self) -> None:
         """When this returns, they are gone."""
-        for connection in self._connections:
+        for each in self._all:
             with suppress(OSError):
-                connection.send(None)  # in the middle of a step: drop it
-                connection.send(None)
+                each.connection.send(None)  # in the middle of a step: drop it
+                each.connection.send(None)
         if self._broken:  # NCCL's end would wait for what is never done
-            for process in self._processes:
-                process.kill()
+            for each in self._all:
+                each.process.kill()
         if dist.is_initialized() and not (self._broken and dist.get_backend() == "nccl"):
             dist.destroy_process_group()
-        for process in self._processes:
-            if process.pid is None:
-                continue
-            process.join(END_S)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        for connection in self._connections:
-            connection.close()
+        for each in self._all:
+            if each.process.pid is not None:
+                each.process.join(END_S)
+                if each.process.is_alive():
+                    each.process.kill()
+                    each.process.join()
+            each.connection.close()
         self._folder.cleanup()
 
     def _tell(self, what: Any) -> None:
-        for connection in self._connections:
-            self._send(connection, what)
+        for each in self._all:
+            self._send(each, what)
 
-    def _send(self, connection: Connection, what: Any) -> None:
+    def _send(self, to: _Process, what: Any) -> None:
         try:
-            connection.send(what)
+            to.connection.send(what)
         except OSError:
-            raise self._gone(connection) from None
+            raise self._gone(to) from None
 
     def _answers(self, within_s: float) -> list[Any]:
         """One of each. Raises NolocoError where one has failed, or does not answer."""
         found = []
-        for connection, process in zip(self._connections, self._processes, strict=True):
-            if connection not in wait([connection, process.sentinel], within_s):
-                raise self._gone(connection)
+        for each in self._all:
+            if each.connection not in wait([each.connection, each.process.sentinel], within_s):
+                raise self._gone(each)
             try:
-                answer = connection.recv()
+                answer = each.connection.recv()
             except (EOFError, OSError):
-                raise self._gone(connection) from None
+                raise self._gone(each) from None
             if isinstance(answer, str):
-                raise self._failed(process, answer)
+                raise self._failed(each, answer)
             found.append(answer)
         return found
 
@@ -226,25 +229,23 @@ class Workers:
             self._broken = True
             raise NolocoError(f"torch.distributed: {in_one_line(error)}") from error
 
-    def _ended(self, within_s: float) -> list[Connection]:
-        """Those of processes that have ended, or are just ending."""
-        ended = wait([process.sentinel for process in self._processes], within_s)
-        pairs = zip(self._connections, self._processes, strict=True)
-        return [connection for connection, process in pairs if process.sentinel in ended]
+    def _ended(self, within_s: float) -> list[_Process]:
+        """Those that have ended, or are just ending."""
+        ended = wait([each.process.sentinel for each in self._all], within_s)
+        return [each for each in self._all if each.process.sentinel in ended]
 
-    def _gone(self, connection: Connection) -> NolocoError:
-        process = self._processes[self._connections.index(connection)]
+    def _gone(self, it: _Process) -> NolocoError:
         with suppress(EOFError, OSError):
-            while connection.poll():
-                if isinstance(said := connection.recv(), str):
-                    return self._failed(process, said)
-        process.join(GOING_S)
-        how = "does not answer" if process.is_alive() else f"has ended (exit code {process.exitcode})"
-        return self._failed(process, f"the process {how}; start this node again, it goes on from its checkpoint")
+            while it.connection.poll():
+                if isinstance(said := it.connection.recv(), str):
+                    return self._failed(it, said)
+        it.process.join(GOING_S)
+        how = "does not answer" if it.process.is_alive() else f"has ended (exit code {it.process.exitcode})"
+        return self._failed(it, f"the process {how}; start this node again, it goes on from its checkpoint")
 
-    def _failed(self, process: BaseProcess, why: str) -> NolocoError:
+    def _failed(self, it: _Process, why: str) -> NolocoError:
         self._broken = True
-        return NolocoError(f"{process.name}: {why}")
+        return NolocoError(f"{it.process.name}: {why}")
 
 
 # ---- a process -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from noloco_node.bench import Say, training
 from noloco_node.cli import bench as verb
 from noloco_node.errors import UsageError
-from noloco_node.training.replica import Replica
+from noloco_node.training.build import build_replica
 
 
 def quiet(what: str, done: int, total: int) -> None:
@@ -27,7 +27,7 @@ def parsed(*words: str) -> argparse.Namespace:
 @pytest.mark.parametrize("micro_batch", [2, 8])
 def test_both_loops_train_the_same(micro_batch: int) -> None:
     run = training.manifest("tiny", 6, 512, 64)
-    inner = Replica.build(run, training.PEER, device="cpu", threads=1, micro_batch=micro_batch)
+    inner = build_replica(run, training.PEER, device="cpu", threads=1, micro_batch=micro_batch)
     losses, pairs = training.in_turn(inner, run, quiet)
     assert len(losses) == 8 and len(pairs) == 6
     assert all(mine == pytest.approx(other, rel=1e-6) for mine, other in losses)
@@ -55,7 +55,7 @@ def test_both_loops_get_smaller_parts_where_a_gpu_has_no_room_for_both(monkeypat
 def test_a_step_costs_what_a_plain_loops_does() -> None:
     """Neighbours in time share what else the machine does, and the median of many leaves out where it came between."""
     run = training.manifest("tiny", 40, 512, 64)
-    _, pairs = training.in_turn(Replica.build(run, training.PEER, device="cpu", threads=1, micro_batch=8), run, quiet)
+    _, pairs = training.in_turn(build_replica(run, training.PEER, device="cpu", threads=1, micro_batch=8), run, quiet)
     overhead = median(mine / other for mine, other in pairs) - 1
     print(f"overhead {overhead:+.1%}, median of {len(pairs)} pairs")  # noqa: T201
     assert overhead < 0.25

@@ -125,3 +125,20 @@ def test_where_triton_fails_chunks_do(monkeypatch: pytest.MonkeyPatch, caplog: p
     finally:
         cross_entropy._kernels.cache_clear()
     assert caplog.text.count("no C compiler") == 1
+
+
+def test_a_shortage_of_memory_is_no_fault_of_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise torch.OutOfMemoryError
+
+    cuda = pytest.importorskip("noloco_node.core.cross_entropy.cuda", reason="Triton is for Linux only")
+    cross_entropy._kernels.cache_clear()
+    try:
+        with monkeypatch.context() as short:
+            short.setattr(cuda, "try_out", fail)
+            with pytest.raises(torch.OutOfMemoryError):
+                cross_entropy._kernels()
+        monkeypatch.setattr(cuda, "try_out", lambda: None)
+        assert cross_entropy._kernels() is cuda
+    finally:
+        cross_entropy._kernels.cache_clear()

@@ -21,7 +21,7 @@ from noloco_node.data.documents import Reading
 from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer
 from noloco_node.errors import DiskFull, UsageError
 from noloco_node.run.schema import DataSpec, Manifest, ModelSpec
-from noloco_node.training.replica import Replica
+from noloco_node.training.build import build_replica
 
 FILES = DataSpec(source="files")
 
@@ -123,7 +123,7 @@ def test_a_replica_goes_on_in_its_files(tmp_path: Path) -> None:
     )
     run = small_run().model_copy(update={"data": spec})
     where = given(tmp_path, parquet(tmp_path / "set.parquet", texts(300)), tokenizer=path)
-    one, other = (Replica.build(run, "a", device="cpu", threads=1, sources=where) for _ in range(2))
+    one, other = (build_replica(run, "a", device="cpu", threads=1, sources=where) for _ in range(2))
     train(one, 4)
     other.load(one.state())
     assert train(one, 4) == train(other, 4) and one.stream.position == other.stream.position

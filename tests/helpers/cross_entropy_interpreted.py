@@ -41,6 +41,13 @@ def main() -> None:
         logits[1, 70] = broken
         picked, _ = cuda.forward(logits, torch.zeros(2, dtype=torch.int64))
         assert picked[0].isfinite() and not picked[1].isfinite(), broken
+    masked = torch.full((1, 100), -torch.inf)  # a whole block of words that cannot come
+    masked[0, 70:] = 0
+    picked, _ = cuda.forward(masked, torch.tensor([80]))
+    assert torch.allclose(picked, -torch.tensor(30.0).log())
+    for none in (-100, -1, 100):
+        picked, _ = cuda.forward(torch.zeros(1, 100), torch.tensor([none]))
+        assert picked.isnan().all(), none
     sys.stdout.write(str(compared))
 
 

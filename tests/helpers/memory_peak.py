@@ -12,7 +12,7 @@ import torch
 from noloco_node.core.codecs.codec import BLOCK, Packed
 from noloco_node.host import memory
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
-from noloco_node.training.replica import Replica
+from noloco_node.training.build import build_replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
 
@@ -27,7 +27,7 @@ def main(hidden: int, layers: int, moments: str, folder: str | None = None) -> N
         data=DataSpec(sequence_length=32),
         inner=InnerSpec(steps=1, batch_tokens=64),
     )
-    replica = Replica.build(run, "a", device="cpu", threads=1, moments=moments)
+    replica = build_replica(run, "a", device="cpu", threads=1, moments=moments)
     replica.try_out()
     if folder:
         replica.spill_folder, memory.free_bytes = lambda: Path(folder), lambda: 0

@@ -190,6 +190,8 @@ class PretendedGpu:
     def __init__(self, total_bytes: int, capability: tuple[int, int]) -> None:
         self.races: list[str] = []
         self.allocated = self.peak = 0
+        self.chosen: dict[str, int] = {}
+        """By a thread's name, which GPU it has chosen."""
         self.host: Clock = {}
         """What the host has waited for. All threads count as one: what one of them knows, the others do."""
         self.total_bytes, self.allowed_bytes, self.capability = total_bytes, total_bytes, capability
@@ -475,6 +477,9 @@ class PretendedGpu:
         def synchronize(_device: object = None) -> None:
             self.waited("synchronize", self._all)
 
+        def set_device(device: int) -> None:
+            self.chosen[threading.current_thread().name] = device
+
         runtime = SimpleNamespace(
             cudaError=SimpleNamespace(success=0), cudaHostRegister=self.lock_pages, cudaHostUnregister=self.unlock_pages
         )
@@ -492,6 +497,7 @@ class PretendedGpu:
             "is_initialized": lambda: True,
             "device_count": lambda: 1,
             "current_device": lambda: 0,
+            "set_device": set_device,
             "device": lambda _device: nullcontext(),
             "get_device_name": lambda _device=None: properties.name,
             "get_device_capability": lambda _device=None: self.capability,

@@ -13,6 +13,7 @@ from noloco_node.core.codecs.codec import Codec, carry
 from noloco_node.data.corpus import Corpus
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training.background_copy import Copies
+from noloco_node.training.build import build_replica
 from noloco_node.training.mailbox import Correct
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import TrainingThread
@@ -46,7 +47,7 @@ def small_text() -> Corpus:
 
 
 def small_replica(peer: str = "a", run: Manifest | None = None, device: str = "cpu") -> Replica:
-    return Replica.build(run or small_run(), peer, device=device, threads=1, corpus=small_text())
+    return build_replica(run or small_run(), peer, device=device, threads=1, corpus=small_text())
 
 
 def train(inner: Replica, steps: int) -> list[float]:

@@ -13,7 +13,7 @@ from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, Sta
 from noloco_node.stages.letters import Answer, Answered, Asked, Letter, Lost, Sent
 from noloco_node.stages.part import Position, part_of
 from noloco_node.stages.passes import StageTask
-from noloco_node.training.replica import Replica
+from noloco_node.training.build import build_replica
 from noloco_node.training.task import Task
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
@@ -62,7 +62,7 @@ class StageInTest:
             self.task = StageTask(part_of(whole, run, at), whole, at, self.wire, self.letters, in_flight)
             return self.task
 
-        self.replica = Replica.build(run, peer, device="cpu", threads=1, corpus=small_text(), part=part)
+        self.replica = build_replica(run, peer, device="cpu", threads=1, corpus=small_text(), part=part)
         self.losses: list[float] = []
 
     def train(self, steps: int, stop: threading.Event) -> None:

@@ -26,6 +26,7 @@ from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec, OuterSpec, St
 from noloco_node.stages.part import Position
 from noloco_node.stages.service import StageService, StageTerms
 from noloco_node.training import tasks
+from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
 from noloco_node.wire.stage_pb2_grpc import add_StageServicer_to_server
 
@@ -86,7 +87,7 @@ class StageSwarm:
         transport.serve(lambda server: add_StageServicer_to_server(service, server))
         at = Position(int(name[0]), 2)
         part = service.part(self.run, at, 3)
-        replica = Replica.build(self.run, f"{name}/{seed}", device="cpu", threads=1, part=part)
+        replica = build_replica(self.run, f"{name}/{seed}", device="cpu", threads=1, part=part)
         member = Member(name, at.stage, service, replica, bool(attack))
         member.blamed = blamed
         return member

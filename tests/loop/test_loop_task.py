@@ -15,8 +15,8 @@ from noloco_node.loop.task import Loop, Trained
 from noloco_node.loop.turns import Turns
 from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
+from noloco_node.training.build import build_replica
 from noloco_node.training.inner.gradients import NotMeasured, ShortOfMemory
-from noloco_node.training.replica import Replica
 
 RUN = Manifest(name="loop", model=ModelSpec(task="mine"), inner=InnerSpec(steps=4, batch_tokens=16))
 
@@ -34,7 +34,7 @@ class Mine:
         self.optimizer = kind([p for p in made.parameters() if p.requires_grad], lr=0.01)
         self.turns = Turns()
         self.task = Loop(made, self.optimizer, evaluate, self.turns)
-        self.replica = Replica.build(RUN, "peer", brought=self.task, device="cpu")
+        self.replica = build_replica(RUN, "peer", brought=self.task, device="cpu")
         self.replica.try_out()
         threading.Thread(target=self._loop, daemon=True).start()
 
@@ -174,7 +174,7 @@ def test_moments_that_were_there_are_kept() -> None:
     optimizer.step()
     before = {at: each["exp_avg"].clone() for at, each in enumerate(optimizer.state.values())}
     turns = Turns()
-    replica = Replica.build(RUN, "peer", brought=Loop(made, optimizer, None, turns), device="cpu")
+    replica = build_replica(RUN, "peer", brought=Loop(made, optimizer, None, turns), device="cpu")
     saved = replica.state().inner["optimizer"]
     assert sorted(float(each["exp_avg"].sum()) for each in saved.values()) == sorted(
         float(of.sum()) for of in before.values()
@@ -235,7 +235,7 @@ def test_what_is_there_stays_as_it_is() -> None:
     expected = torch.rand(1)
     torch.manual_seed(5)
     optimizer = torch.optim.AdamW(made[0].parameters())
-    Replica.build(RUN, "peer", brought=Loop(made, optimizer, None, Turns()), device="cpu")
+    build_replica(RUN, "peer", brought=Loop(made, optimizer, None, Turns()), device="cpu")
     assert torch.equal(torch.rand(1), expected)
     assert made.training and not made[0][1].training
     assert made[1].weight.is_meta

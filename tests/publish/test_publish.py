@@ -31,6 +31,7 @@ from noloco_node.publish.weights import Fetched
 from noloco_node.run import manifest, signed_file
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
+from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -93,7 +94,7 @@ def a_node_was_here(root: Path, run: Manifest, rounds: int = 2, sources: Sources
     """A checkpoint at each boundary; the last one a step later, where the fast weights are ahead of the slow ones."""
     home = Home(root).create()
     identity = Identity.load_or_create(home.identity)
-    inner = Replica.build(run, identity.peer_id, device="cpu", threads=1, sources=sources)
+    inner = build_replica(run, identity.peer_id, device="cpu", threads=1, sources=sources)
     left = Left(home, run, [], 0.0, inner.layout)
     signed_file.keep(left.folder, manifest.sign(run, identity))
     for _ in range(rounds):

@@ -23,6 +23,7 @@ from noloco_node.stages.letters import Answer, Asked, Letter, Lost, LostMicroBat
 from noloco_node.stages.part import Position, layers_of, part_of, whole_model
 from noloco_node.stages.passes import StageTask
 from noloco_node.training import model
+from noloco_node.training.build import build_replica
 from noloco_node.training.inner.gradients import NotMeasured
 from noloco_node.training.inner.schedule import learning_rate
 from noloco_node.training.mailbox import Finished, PhaseEnded
@@ -180,7 +181,7 @@ def test_who_evaluates_measures_with_what_the_first_stage_sent_last() -> None:
     first = nodes[0].replica.evaluate()
     stop.set()
     serving.join()
-    plain = Replica.build(run.model_copy(update={"stages": None}), "a", device="cpu", corpus=small_text())
+    plain = build_replica(run.model_copy(update={"stages": None}), "a", device="cpu", corpus=small_text())
     plain.module.load_state_dict(whole(run, nodes).state_dict())
     assert first == pytest.approx(plain.evaluate(), abs=1e-5)
     assert nodes[1].replica.evaluate() == pytest.approx(first, abs=1e-6)
@@ -207,7 +208,7 @@ def test_a_stage_ends_with_the_phase_under_way_when_nothing_comes_any_more() -> 
 
     def build() -> Replica:
         part = lambda whole: StageTask(part_of(whole, run, at), whole, at, Wire(letters), letters)  # noqa: E731
-        return Replica.build(run, "a", device="cpu", threads=1, corpus=small_text(), part=part)
+        return build_replica(run, "a", device="cpu", threads=1, corpus=small_text(), part=part)
 
     thread = TrainingThread(build, codec("fp32"), posts.put, rounds=run.rounds)
     thread.start()

@@ -16,6 +16,7 @@ from noloco_node.data.tokens import BYTES
 from noloco_node.run import toml
 from noloco_node.run.schema import Manifest
 from noloco_node.stages.part import Position, part_model, whole_model
+from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -40,7 +41,7 @@ def with_stages(real_nodes: RealNodes, **run: object) -> Manifest:
 
 def whole(run: Manifest, peer: str) -> Replica:
     """One process, with the first weights that the stages have."""
-    replica = Replica.build(run.model_copy(update={"stages": None}), peer, device="cpu", threads=1, micro_batch=1)
+    replica = build_replica(run.model_copy(update={"stages": None}), peer, device="cpu", threads=1, micro_batch=1)
     parts = [part_model(run, BYTES.vocabulary, Position(stage, 2)) for stage in range(2)]
     replica.module.load_state_dict(whole_model(run, BYTES.vocabulary, parts).state_dict())
     replica.phi.copy_(replica.theta)

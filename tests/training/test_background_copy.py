@@ -25,6 +25,7 @@ from noloco_node.host.config import EIGHT_BIT, FULL
 from noloco_node.training import background_copy, model
 from noloco_node.training import replica as replica_module
 from noloco_node.training.background_copy import HUGE_BYTES, Copies, Pair, host_memory
+from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica, State
 
 DEADLINE_S = 20.0
@@ -73,6 +74,19 @@ def test_only_what_is_about_to_change_is_copied_first() -> None:
         assert not answer.done()
         copies.complete()
         assert torch.equal(answer.result(0)[0], phi)
+
+
+def test_what_is_safe_meanwhile_is_read_last() -> None:
+    with small_pieces():
+        copies, phi = HeldUp(), torch.arange(1000.0)
+        begun(copies, phi)
+        (copy,) = copies._under_way
+        for piece in copy.pieces["all"][:3]:
+            piece.kept = True
+        order: list[int] = []
+        copy.read_all(lambda piece: order.append(piece.start))
+        copies.complete()
+    assert order == [*range(300, 1000, 100), 0, 100, 200]
 
 
 def test_tensors_of_any_type_and_size() -> None:
@@ -231,7 +245,7 @@ def test_where_memory_has_no_room_a_copy_goes_to_a_file_and_is_the_same(
 ) -> None:
     if moments == EIGHT_BIT:
         pytest.importorskip("bitsandbytes")
-    replica = Replica.build(small_run(), "a", device="cpu", threads=1, corpus=small_text(), moments=moments)
+    replica = build_replica(small_run(), "a", device="cpu", threads=1, corpus=small_text(), moments=moments)
     replica.step()
     replica.spill_folder = lambda: tmp_path
     in_memory = replica.state()

@@ -6,7 +6,7 @@ import torch
 from noloco_node.errors import UsageError
 from noloco_node.run.schema import Manifest, ModelSpec
 from noloco_node.training import model
-from noloco_node.training.replica import Replica
+from noloco_node.training.build import build_replica
 
 SPEC = ModelSpec(preset="tiny")
 
@@ -39,7 +39,7 @@ def test_they_may_be_in_bf16(tmp_path):
 
 def test_a_replica_has_them_as_slow_weights_too(tmp_path):
     theirs = model.flatten(written(tmp_path))
-    replica = Replica.build(Manifest(name="x"), "me", device="cpu", threads=1)
+    replica = build_replica(Manifest(name="x"), "me", device="cpu", threads=1)
     replica.begin_with(tmp_path)
     assert torch.equal(replica.theta, theirs) and torch.equal(replica.phi, theirs)
     replica.close()

@@ -1,7 +1,5 @@
 """Gradients by several processes: what one computes alone, and gone when the node is."""
 
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +14,7 @@ from noloco_node.core.device import choose_devices
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
 from noloco_node.training import workers
+from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
 
 TASKS = Path(__file__).parents[1] / "tasks"
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.timeout(180)
 
 def replica(device: str, examples: int = 4, task: str = "blobs", **options: object) -> Replica:
     run = Manifest(name="shared", model=ModelSpec(task=task), inner=InnerSpec(steps=3, batch_tokens=examples))
-    return Replica.build(run, "a", device=device, threads=1, **options)
+    return build_replica(run, "a", device=device, threads=1, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +68,7 @@ def test_activations_are_computed_again_there_too(nobody_left: None) -> None:
     """Of a language model, whose hooks for that cannot be sent."""
 
     def built(device: str) -> Replica:
-        return Replica.build(
+        return build_replica(
             small_run(), "a", device=device, threads=1, corpus=small_text(), checkpoint_activations=True
         )
 
@@ -90,9 +89,8 @@ def test_where_one_is_short_of_memory_all_take_less_at_once(nobody_left: None) -
 def test_one_that_dies_ends_training(nobody_left: None) -> None:
     with closing(replica("cpu,cpu")) as shared:
         shared.step()
-        (child,) = shared._workers._processes  # type: ignore[union-attr]
-        assert child.pid
-        os.kill(child.pid, signal.SIGKILL)
+        (child,) = shared._workers._all  # type: ignore[union-attr]
+        child.process.kill()
         with pytest.raises(NolocoError, match=r"gradients on cpu.* start this node again"):
             train(shared, 2)
 

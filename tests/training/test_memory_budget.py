@@ -207,13 +207,14 @@ def test_one_that_is_halved_grows_back_at_once_where_it_fits_again() -> None:
 def test_the_search_leaves_no_trace_in_what_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real search, on a CPU that is asked for its memory as if it were a GPU."""
     sure, searching = small_replica(), small_replica()
-    searching._gradients._micro, searching._gradients._later = MicroBatch(searching._gradients.examples, None), 0
-    monkeypatch.setattr(memory_budget, "free_bytes", lambda *_: 1000)
+    gradients = searching._gradients
+    gradients._micro = MicroBatch(gradients.examples, None)
+    monkeypatch.setattr(memory_budget, "free_bytes", lambda *_: 1000 + gradients._needed_bytes())
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 100)
     compiled: list[int] = []
-    searching._gradients._compile = lambda: compiled.append(searching.micro_batch)
+    gradients._compile = lambda: compiled.append(searching.micro_batch)
     assert searching.step() == sure.step() and searching.micro_batch == 4
     assert compiled == [4], "once, when the size is known"
     assert torch.equal(searching.theta, sure.theta)

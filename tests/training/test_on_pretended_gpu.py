@@ -19,6 +19,7 @@ from noloco_node.core.codecs.by_name import codec, rehearse
 from noloco_node.core.kernels import BLOCK, Grid, for_device
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import background_copy, language, memory_budget
+from noloco_node.training.build import build_replica
 from noloco_node.training.mailbox import Ready
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
@@ -69,7 +70,7 @@ def replica(gpu: PretendedGpu) -> Iterator[Callable[..., Replica]]:
             device: str = "cuda", peer: str = "a", precision: str = "bf16", model: ModelSpec = TINY, **options: Any
         ) -> Replica:
             options = {"micro_batch": EXAMPLES, "corpus": small_text(), "threads": 1, **options}
-            return made.enter_context(closing(Replica.build(run(precision, model), peer, device=device, **options)))
+            return made.enter_context(closing(build_replica(run(precision, model), peer, device=device, **options)))
 
         yield make
 
@@ -150,6 +151,14 @@ def test_blocks_that_are_sent_again_wait_for_nothing(gpu: PretendedGpu) -> None:
     assert not seen.waits and not seen.copies, lines(seen)
 
 
+def test_the_thread_that_makes_a_replica_chooses_its_gpu(gpu: PretendedGpu, replica: Callable[..., Replica]) -> None:
+    """Triton starts a kernel on the GPU that its thread has chosen, wherever the kernel's vectors are."""
+    with running(replica, codec=codec("lattice:4")) as one:
+        one.thread.begin()
+        one.offer()
+    assert gpu.chosen == {"training": 0}
+
+
 # ---- one replica: what waits, what crosses ---------------------------------------------------------------------------
 def test_a_step_waits_once(gpu: PretendedGpu, replica: Callable[..., Replica]) -> None:
     it = replica()
@@ -174,6 +183,21 @@ def test_memory_that_another_program_gives_back_is_used_again_a_step_later(
     gpu.total_bytes = gpu.allowed_bytes = there
     it.step()
     assert it.micro_batch == whole
+
+
+def test_what_is_made_again_in_the_next_step_is_not_spare(gpu: PretendedGpu, replica: Callable[..., Replica]) -> None:
+    it = replica(micro_batch=None)
+    spare = it._gradients.spare_bytes
+    assert spare() is None, "no micro-batch was tried"
+    train(it, 2)
+    whole = spare()
+    assert whole is not None and 0 < whole < gpu.total_bytes
+    it._optimizer.free_gradients()
+    without = spare()
+    assert without is not None and without <= whole
+    it._optimizer.restart()
+    fresh = spare()
+    assert fresh is not None and fresh <= without
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])

@@ -20,8 +20,8 @@ from noloco_node.data.corpus import Corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec
-from noloco_node.training import language, model
-from noloco_node.training import replica as replica_module
+from noloco_node.training import build, language, model
+from noloco_node.training.build import build_replica
 from noloco_node.training.inner import gradients
 from noloco_node.training.inner.schedule import learning_rate
 from noloco_node.training.replica import LOSSES, WARM_UP_STEPS, Replica
@@ -101,8 +101,8 @@ def test_activations_computed_twice_change_nothing() -> None:
     )
     twice, once = small_replica(run=twice_run), small_replica(run=once_run)
     assert all(layer.gradient_checkpointing for layer in twice.module.model.layers)
-    here = Replica.build(once_run, "a", device="cpu", threads=1, checkpoint_activations=True, corpus=small_text())
-    not_here = Replica.build(twice_run, "a", device="cpu", threads=1, checkpoint_activations=False, corpus=small_text())
+    here = build_replica(once_run, "a", device="cpu", threads=1, checkpoint_activations=True, corpus=small_text())
+    not_here = build_replica(twice_run, "a", device="cpu", threads=1, checkpoint_activations=False, corpus=small_text())
     assert all(layer.gradient_checkpointing for layer in here.module.model.layers)
     assert not any(layer.gradient_checkpointing for layer in not_here.module.model.layers)
     assert train(twice, 4) == train(once, 4) == train(here, 4) == train(not_here, 4)
@@ -110,7 +110,7 @@ def test_activations_computed_twice_change_nothing() -> None:
 
 def test_a_volunteers_micro_batch_changes_rounding_only() -> None:
     whole = small_replica()
-    by_three = Replica.build(small_run(), "a", device="cpu", threads=1, micro_batch=3, corpus=small_text())
+    by_three = build_replica(small_run(), "a", device="cpu", threads=1, micro_batch=3, corpus=small_text())
     assert by_three.micro_batch == 3 and whole.micro_batch == 4
     assert train(by_three, 6) == pytest.approx(train(whole, 6), rel=1e-5)
     assert by_three.evaluate() == pytest.approx(whole.evaluate(), rel=1e-5)
@@ -121,7 +121,7 @@ def test_a_compiled_model_learns_the_same(monkeypatch: pytest.MonkeyPatch, caplo
     """Traced, and run without the code generator, which takes a minute."""
     caplog.set_level("INFO", "noloco_node")
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
-    compiled = Replica.build(small_run(), "a", device="cpu", threads=1, compiled=True, corpus=small_text())
+    compiled = build_replica(small_run(), "a", device="cpu", threads=1, compiled=True, corpus=small_text())
     plain_one = small_replica()
     assert train(compiled, 5) == pytest.approx(train(plain_one, 5), rel=1e-4)
     assert compiled.evaluate() == pytest.approx(plain_one.evaluate(), rel=1e-4)
@@ -135,7 +135,7 @@ def test_a_compiler_that_does_not_work_is_said(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("no compiler found")
 
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=broken))
-    replica = Replica.build(small_run(), "a", device="cpu", threads=1, compiled=True, corpus=small_text())
+    replica = build_replica(small_run(), "a", device="cpu", threads=1, compiled=True, corpus=small_text())
     with pytest.raises(UsageError, match=r"no compiler found.* Start without --compile"):
         replica.step()
 
@@ -662,7 +662,7 @@ def test_examples_that_do_not_fit_on_a_cpu_are_refused_before_one_is_tried(
     run = small_run().model_copy(update={"model": spec, "data": DataSpec(sequence_length=length)})
     run = run.model_copy(update={"inner": InnerSpec(batch_tokens=2 * length)})
     text = Corpus(np.arange(9000, dtype=np.uint8), np.arange(9000, dtype=np.uint8))
-    replica = Replica.build(run, "a", device="cpu", threads=1, corpus=text)
+    replica = build_replica(run, "a", device="cpu", threads=1, corpus=text)
     loss, lengths = replica._task.loss, []
     needed = gradients.BACKWARD * 2 * replica._gradients._kept_bytes(tuple(part[:1] for part in replica.stream.next(1)))
     monkeypatch.setattr(replica._task, "loss", lambda *batch: lengths.append(batch[1][0].shape[1] - 1) or loss(*batch))
@@ -677,7 +677,7 @@ def test_examples_that_do_not_fit_on_a_cpu_are_refused_before_one_is_tried(
 
 def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(replica_module, "has_nvidia_card", lambda _: True)
+    monkeypatch.setattr(build, "has_nvidia_card", lambda _: True)
     for device, said in (("cpu", False), ("auto", True)):
         caplog.clear()
         small_replica(device=device)

@@ -13,6 +13,7 @@ from noloco_node.checkpoints import checkpoint
 from noloco_node.errors import Incompatible, UsageError
 from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
 from noloco_node.training import tasks
+from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
 from noloco_node.training.task import Task
 
@@ -35,7 +36,7 @@ def run_of(name: str, batch: int = 32, steps: int = 10, **options: Any) -> Manif
 
 
 def replica(run: Manifest, peer: str = "a") -> Replica:
-    return Replica.build(run, peer, device="cpu", threads=1)
+    return build_replica(run, peer, device="cpu", threads=1)
 
 
 def test_images_are_told_apart() -> None:

@@ -84,6 +84,8 @@ def _kernels() -> ModuleType | None:
         from noloco_node.core.cross_entropy import cuda
 
         cuda.try_out()
+    except torch.OutOfMemoryError:
+        raise  # another time it works
     except Exception as error:  # noqa: BLE001 (Triton, its compilers and its driver raise everything)
         log.warning("losses are computed by plain torch, which is slower: Triton does not work here (%s)", error)
         return None

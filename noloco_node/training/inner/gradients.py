@@ -71,11 +71,11 @@ class Gradients:
         micro_batch: int | None,
         memory_fraction: float,
         compile: Callable[[], object] | None = None,
-        later: int = 0,
+        round_bytes: int = 0,
         workers: "Workers | None" = None,
     ) -> None:
         """`micro_batch`: examples at once; None: the task's own number, or as many as fit on a GPU. `compile` is called
-        once, before the first step. `later`: bytes of the GPU that training takes only after its first step. `workers`:
+        once, before the first step. `round_bytes`: of the GPU, what a round takes beside training. `workers`:
         further processes, each of which does a share of every batch."""
         self._task = task
         self._module = module
@@ -96,7 +96,7 @@ class Gradients:
         self._theirs: list[Batch] = []
         self._found: gpu.Reading
         self._compile = compile
-        self._later = later
+        self._round_bytes = round_bytes
         self.working: Callable[[], AbstractContextManager[object]] = nullcontext
         """Around work that is done while a batch is waited for."""
         self.activations: int | None = None
@@ -168,11 +168,20 @@ class Gradients:
         return rate
 
     def _whole_fits(self) -> bool:
-        """Whether as much of a GPU is free, beside gradient and moments, as the micro-batch took that was found."""
+        """Whether the micro-batch that was found fits again."""
+        spare = self.spare_bytes()
+        return spare is not None and spare >= 0
+
+    def spare_bytes(self) -> int | None:
+        """Of a GPU, between two passes: what neither the next one nor a round needs. None where that is not known."""
         if self.activations is None or self._device.type != "cuda":
-            return False
+            return None
         free = memory_budget.free_bytes(self._device, self._memory_fraction)
-        return self.activations <= memory_budget.SPARE * free
+        return int(memory_budget.SPARE * free) - self.activations - self._needed_bytes()
+
+    def _needed_bytes(self) -> int:
+        """Beside activations and what is there."""
+        return self._round_bytes + self._optimizer.missing_bytes()
 
     def try_out(self, batch: Batch) -> None:
         """Some examples forward and backward, after the search for a micro-batch. Raises UsageError where the model
@@ -291,7 +300,7 @@ class Gradients:
             torch.cuda.reset_peak_memory_stats(device)
             self._backward(next(split(batch, self._micro.size)), 1.0)
             self.activations = torch.cuda.max_memory_allocated(device) - used
-            grows = self._micro.may_grow(self.activations, free - self._later)
+            grows = self._micro.may_grow(self.activations, free - self._needed_bytes())
 
     def _backward(self, micro: Batch, share: float) -> Tensor:
         loss = self._loss(micro) * (share * self._scale.value if self._scale else share)

@@ -29,6 +29,7 @@ from noloco_node.errors import UsageError
 from noloco_node.host.config import EIGHT_BIT, FULL
 from noloco_node.run.schema import InnerSpec
 from noloco_node.training import model
+from noloco_node.training.memory_budget import MOMENT_BYTES
 
 SMALL = 4096
 """Elements below which a tensor's moments stay fp32, as bitsandbytes has it: a few gains and biases."""
@@ -63,6 +64,12 @@ class Optimizer:
         for at, group in enumerate(self._adamw.param_groups):
             for place, p in enumerate(group["params"]):
                 yield group, p, at, place
+
+    def missing_bytes(self) -> int:
+        """What gradients and moments that are not there would take."""
+        gradients = sum(p.nbytes for p in self._parameters if p.grad is None)
+        fresh = sum(p.numel() for p in self._parameters if not self._adamw.state.get(p))
+        return gradients + round(fresh * MOMENT_BYTES[EIGHT_BIT if self._small else FULL])
 
     # ---- gradients ----
     def free_gradients(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from noloco_node.loop.task import Loop
 from noloco_node.loop.turns import Turns
 from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
+from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
 
 STEPS = 6
@@ -47,7 +48,7 @@ class Mine:
 def driven(mine: Mine) -> Iterator[tuple[Replica, Callable[[], float]]]:
     """The loop on a thread of its own; the replica, and what makes one step of both."""
     turns = Turns()
-    replica = Replica.build(RUN, "peer", brought=Loop(mine.model, mine.optimizer, None, turns), device=str(mine.device))
+    replica = build_replica(RUN, "peer", brought=Loop(mine.model, mine.optimizer, None, turns), device=str(mine.device))
 
     def loop() -> None:
         loss = 0.0

@@ -11,6 +11,7 @@ from checks.place import Place, require_close, require_same
 
 from noloco_node.data.corpus import Corpus
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
+from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
 
 SMALL = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -39,7 +40,7 @@ def text() -> Corpus:
 
 def replica(place: Place, run: Manifest, peer: str = "a", **options: Any) -> Replica:
     options = {"device": str(place.device), "micro_batch": 4 if place.quick else 16, **options}
-    return Replica.build(run, peer, corpus=text(), **options)
+    return build_replica(run, peer, corpus=text(), **options)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import BLOCK
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
+from noloco_node.training.build import build_replica
 from noloco_node.training.mailbox import Command, Correct, Finished, Judged, PhaseEnded, Ready
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica
@@ -51,6 +52,7 @@ def phases_with_a_partner(place: Place) -> Seen:
             swaps.append(node.swap(round_, ended.offer))
             del ended
             if round_ == PHASES - 1:
+                node.peak_bytes = torch.cuda.max_memory_allocated(place.device) if place.on_gpu else 0
                 checkpoint = node.checkpoint()
         if len(phases) == PHASES:
             node.until(Finished, DEADLINE_S)
@@ -66,6 +68,8 @@ class _Node(Posts):
         self.run = _run(place)
         self.steps: list[tuple[Mark, Mark]] = []
         self.replica: Replica | None = None
+        self.peak_bytes = 0
+        """Of the GPU, before a checkpoint's copies take what is free."""
         fragment = 1024 if place.quick else FRAGMENT_ELEMENTS
         self._partner = CodecThread(codec("lattice:3"), _drop, fragment)
         self.thread = TrainingThread(
@@ -83,7 +87,7 @@ class _Node(Posts):
         if place.quick:
             inner = small_replica(place, self.run)
         else:
-            inner = Replica.build(self.run, "visit", device=str(place.device))
+            inner = build_replica(self.run, "visit", device=str(place.device))
         self.replica = inner
         step = inner.step
 
@@ -256,7 +260,7 @@ def _told(  # noqa: PLR0917
                 cost_s <= CHECKPOINT_S,
             )
         )
-    rows += _planned(place, inner, facts)
+    rows += _planned(place, inner, node.peak_bytes, facts)
     return Seen(rows, facts)
 
 
@@ -276,7 +280,7 @@ def _phase(ended: Any) -> dict[str, Any]:
     }
 
 
-def _planned(place: Place, inner: Replica, facts: dict[str, Any]) -> list[Row]:
+def _planned(place: Place, inner: Replica, peak_bytes: int, facts: dict[str, Any]) -> list[Row]:
     plan = inner.memory_plan()
     facts["plan"] = {
         "device": {item.what: item.bytes for item in plan.device},
@@ -286,7 +290,7 @@ def _planned(place: Place, inner: Replica, facts: dict[str, Any]) -> list[Row]:
         return []
     # the partner's vector and what it keeps lie on the same GPU, and are in no plan
     partner = 4 * inner.parameters
-    allocated = torch.cuda.max_memory_allocated(place.device) - partner
+    allocated = (peak_bytes or torch.cuda.max_memory_allocated(place.device)) - partner
     facts |= {"allocated_bytes": allocated, "partner_bytes": partner}
     facts["reserved_bytes"] = torch.cuda.max_memory_reserved(place.device)
     off = allocated / plan.device_bytes - 1

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from noloco_node.core import cross_entropy
 from noloco_node.run.schema import Manifest
+from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
 
 OVERHEAD, MFU = 0.01, 0.40
@@ -37,7 +38,7 @@ def preset_350m_compiled(place: Place) -> Seen:
         place.require_gpu("compiling takes half a minute of a CPU")
     training = _bench()
     run = training.manifest("350m", COMPILED_STEPS, **_sizes(place))
-    replica = Replica.build(run, "bench", device=str(place.device), compiled=True)
+    replica = build_replica(run, "bench", device=str(place.device), compiled=True)
     began = place.mark()
     first = replica.step()
     compiling_s = began.until(place.mark())
@@ -61,7 +62,12 @@ def preset_350m_compiled(place: Place) -> Seen:
         **_memory(place),
     }
     profile = profiled(place, replica.step)
-    return Seen([row, *rows_of(place, "350m compiled", profile)], {**facts, "profile": profile})
+    again = [place.seconds_of(work, times=1, warm_up=0) for work in 3 * (replica.evaluate, replica.step)]
+    said = ", ".join(f"{s:.2f}" for s in again)
+    elsewhere = place.figure("350m compiled: evaluation and step in turn, s: what is compiled again", "-", said, True)
+    return Seen(
+        [row, *rows_of(place, "350m compiled", profile), elsewhere], {**facts, "profile": profile, "again_s": again}
+    )
 
 
 def the_loss_of_many_tokens(place: Place) -> Seen:

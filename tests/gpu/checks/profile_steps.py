@@ -23,6 +23,7 @@ from noloco_node.core import gpu, outer
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
+from noloco_node.training.build import build_replica
 from noloco_node.training.mailbox import Command, Correct
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica
@@ -220,7 +221,7 @@ def _replica(place: Place, micro_batches: int) -> Replica:
         data=DataSpec(sequence_length=length),
         inner=InnerSpec(steps=50, batch_tokens=batch),
     )
-    return Replica.build(run, "visit", device=str(place.device), micro_batch=batch // length // micro_batches)
+    return build_replica(run, "visit", device=str(place.device), micro_batch=batch // length // micro_batches)
 
 
 CHECKS = (what_the_host_waits_for, where_the_time_of_a_step_goes, where_the_time_of_a_round_goes)

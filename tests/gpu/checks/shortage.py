@@ -12,6 +12,7 @@ from torch import Tensor
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
+from noloco_node.training.build import build_replica
 from noloco_node.training.mailbox import PhaseEnded, Ready
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import TrainingThread
@@ -32,7 +33,7 @@ def a_shortage_is_survived(place: Place) -> Seen:
         if place.quick:
             inner = small_replica(place, run, micro_batch=None)
         else:
-            inner = Replica.build(run, "visit", device=str(place.device))
+            inner = build_replica(run, "visit", device=str(place.device))
         built.append(inner)
         return inner
 

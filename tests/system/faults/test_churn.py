@@ -24,7 +24,7 @@ from replicas import exchange
 
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.run.schema import Manifest
-from noloco_node.training.replica import Replica
+from noloco_node.training.build import build_replica
 
 STORM_S = float(os.environ.get("CHURN_S", "600"))
 EVERY_S = 20.0
@@ -93,7 +93,7 @@ def calm(replicas: int, rounds: int) -> float:
     """The mean held-out loss of replicas that are never interrupted."""
     table = {**tomllib.loads(RUN), "rounds": rounds, "model": {"task": "paced", "options": {"step_s": 0.0}}}
     run = Manifest.model_validate(table)
-    all_ = [Replica.build(run, f"calm-{index}", device="cpu", threads=1) for index in range(replicas)]
+    all_ = [build_replica(run, f"calm-{index}", device="cpu", threads=1) for index in range(replicas)]
     exact = codec("fp32")
     rng = random.Random(SEED)
     for _ in range(rounds):

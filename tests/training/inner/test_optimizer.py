@@ -17,6 +17,7 @@ from noloco_node.errors import UsageError
 from noloco_node.host.config import EIGHT_BIT, FULL, MOMENTS
 from noloco_node.node.build_training import using
 from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
+from noloco_node.training.build import build_replica
 from noloco_node.training.inner import optimizer
 from noloco_node.training.inner.optimizer import SMALL, Optimizer
 from noloco_node.training.replica import WARM_UP_STEPS, Replica
@@ -32,7 +33,7 @@ RUN = small_run(rounds=20).model_copy(
 
 
 def replica(moments: str) -> Replica:
-    return Replica.build(RUN, "a", device="cpu", threads=1, corpus=small_text(), moments=moments)
+    return build_replica(RUN, "a", device="cpu", threads=1, corpus=small_text(), moments=moments)
 
 
 def flat(state: Mapping[int, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
@@ -185,7 +186,7 @@ def test_what_8_bits_do_to_the_loss() -> None:
         for kind in MOMENTS:
             inner = InnerSpec(steps=50, batch_tokens=2048)
             run = Manifest(name="moments", seed=seed, rounds=12, model=ModelSpec(preset="tiny"), inner=inner)
-            trained = Replica.build(run, "a", device="cpu", threads=1, moments=kind)
+            trained = build_replica(run, "a", device="cpu", threads=1, moments=kind)
             train(trained, 600)
             found[seed, kind] = trained.evaluate()
             print(f"seed {seed}, {kind}: {found[seed, kind]:.4f}", flush=True)  # noqa: T201
