@@ -30,8 +30,9 @@ def bench_training(place: Place) -> Seen:
     return Seen(facts=said)
 
 
-def run(place: Place, *arguments: str) -> Any:
-    """The document that `noloco-node` prints. Raises AssertionError where it ends with another exit code than 0."""
+def run(place: Place, *arguments: str, **environ: str) -> Any:
+    """The document that `noloco-node` prints, with these further variables. Raises AssertionError where it ends with
+    another exit code than 0."""
     for package in NEEDS:
         if find_spec(package) is None:
             raise Skip(f"{package} is not here: pip install {package}")
@@ -39,7 +40,12 @@ def run(place: Place, *arguments: str) -> Any:
         ended = subprocess.run(
             [sys.executable, "-m", "noloco_node", *arguments],
             cwd=ROOT,
-            env={**os.environ, "NOLOCO_HOME": home, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "4")},
+            env={
+                **os.environ,
+                "NOLOCO_HOME": home,
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "4"),
+                **environ,
+            },
             capture_output=True,
             text=True,
             timeout=max(10.0, place.left_s),
