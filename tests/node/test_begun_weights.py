@@ -12,7 +12,7 @@ from noloco_node.training import model
 pytestmark = pytest.mark.timeout(300)
 RUN = """
 name = "further"
-rounds = {rounds}
+rounds = 100_000
 [model]
 weights = "mine"
 [inner]
@@ -28,16 +28,16 @@ def real_nodes() -> Iterator[RealNodes]:
         yield real_nodes
 
 
-def run_toml(real_nodes: RealNodes, rounds: int) -> Path:
+def run_toml(real_nodes: RealNodes) -> Path:
     with model.without_bars():
         model.build(ModelSpec(preset="tiny"), 256, seed=7).save_pretrained(real_nodes.root / "mine")  # type: ignore[operator]
     path = real_nodes.root / "run.toml"
-    path.write_text(RUN.format(rounds=rounds))
+    path.write_text(RUN)
     return path
 
 
 def test_who_joins_gets_them_from_a_peer(real_nodes: RealNodes) -> None:
-    path = run_toml(real_nodes, rounds=100_000)
+    path = run_toml(real_nodes)
     address = real_nodes.rendezvous().address()
     author = real_nodes.node("author", "start", str(path), "--bootstrap", address)
     volunteer = real_nodes.node("volunteer", *author.invitation())
@@ -47,27 +47,21 @@ def test_who_joins_gets_them_from_a_peer(real_nodes: RealNodes) -> None:
     assert ours == pytest.approx(theirs, abs=0.01), "at this learning rate the weights hardly move"
 
 
-def test_who_trains_it_again_needs_them(real_nodes: RealNodes) -> None:
-    path = run_toml(real_nodes, rounds=1)
+def test_who_trains_it_again_needs_them_and_who_has_a_checkpoint_does_not(real_nodes: RealNodes) -> None:
+    path = run_toml(real_nodes)
     address = real_nodes.rendezvous().address()
-    author = real_nodes.node("author", "start", str(path), "--bootstrap", address)
+    author = real_nodes.node("author", "start", str(path), "--bootstrap", address, "--rounds", "1")
     assert author.process.wait(120) == 0, author.log.read_text()[-2000:]
-    words = [*author.invitation(), "--start-over"]
+    words = [*author.invitation(), "--start-over", "--rounds", "1"]
     without = real_nodes.node("without", *words)
     assert without.process.wait(120) == 10, without.log.read_text()[-2000:]
     assert without.printed("(with --start-over and --weights, their folder)")
     again = real_nodes.node("again", *words, "--weights", str(path.parent / "mine"))
     assert again.process.wait(120) == 0, again.log.read_text()[-2000:]
 
-
-def test_who_has_a_checkpoint_needs_them_no_more(real_nodes: RealNodes) -> None:
-    path = run_toml(real_nodes, rounds=100_000)
-    address = real_nodes.rendezvous().address()
-    author = real_nodes.node("author", "start", str(path), "--bootstrap", address, "--rounds", "1")
-    assert author.process.wait(120) == 0, author.log.read_text()[-2000:]
     (path.parent / "mine").rename(path.parent / "moved")
-    again = real_nodes.node("author", "join", "--rounds", "1")
-    assert again.process.wait(120) == 0, again.log.read_text()[-2000:]
+    back = real_nodes.node("author", "join", "--rounds", "1")
+    assert back.process.wait(120) == 0, back.log.read_text()[-2000:]
     lost = real_nodes.node("author", "start", str(path))
     assert lost.process.wait(60) == 2
     assert lost.printed("(`noloco-node join`)")

@@ -87,7 +87,14 @@ def test_speeds_one_two_four_by_steps() -> None:
     assert swarm.calls_per_pair() < 3
 
 
-@pytest.mark.parametrize(("nodes", "swaps", "rounds"), [pytest.param(256, 1, 8, marks=pytest.mark.slow), (64, None, 8)])
+@pytest.mark.parametrize(
+    ("nodes", "swaps", "rounds"),
+    [
+        pytest.param(256, 1, 8, marks=pytest.mark.slow),
+        pytest.param(64, None, 8, marks=pytest.mark.slow),
+        (32, None, 8),
+    ],
+)
 def test_calls_stay_few_in_larger_swarms_and_with_further_partners(nodes: int, swaps: int | None, rounds: int) -> None:
     swarm = VirtualSwarm([10.0] * nodes, swaps=swaps)
     run_virtual(swarm.run(rounds))
