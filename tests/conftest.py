@@ -22,7 +22,13 @@ WORKERS = 3
 REAL_NODES = ["tests/node/", "tests/system/"]
 WAITING = [f"tests/node/test_{name}.py" for name in ("three_nodes", "blocking_overlap", "leaving", "top_real_node")]
 """One worker has these tests of real nodes, and another has the others, so that few nodes run at the same time."""
-LONG = [*REAL_NODES, "tests/web/test_web_page.py", "tests/transport/test_libp2p.py", "tests/cli/test_cli_swarm.py"]
+LONG = [
+    *REAL_NODES,
+    "tests/loop/test_own_loops.py",
+    "tests/web/test_web_page.py",
+    "tests/transport/test_libp2p.py",
+    "tests/cli/test_cli_swarm.py",
+]
 """Begun first, so that none of them is still running when everything else has ended."""
 
 os.environ.update({"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE", "OMP_NUM_THREADS": "1"})
