@@ -258,7 +258,7 @@ def logs(parser: argparse.ArgumentParser) -> None:
 
 # ---- this machine ----
 def doctor(parser: argparse.ArgumentParser) -> None:
-    _bootstrap(parser, "also check whether the swarm can be reached through this node")
+    _bootstrap(parser, "also check whether the swarm can be reached through this node, and this machine from it")
     parser.add_argument("--listen", metavar="ADDRESS", help="where the node would listen")
     parser.add_argument("--relay", metavar="WHEN", help="as for join: auto, only or off")
     parser.add_argument("--device", metavar="DEVICE", help="as for join: auto, cpu, cuda ...")

@@ -53,7 +53,6 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         super().__init__(*args, **{"max_help_position": 30, **kwargs})
 
 
-_ADDRESS = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
 _INVITATION = "nn1SckV2vaSQ..."
 _FILES = ("FILE", "FILES", "PATH", "DIR", "run.toml")
 """What values and arguments are called that are names of files or folders."""
@@ -214,7 +213,10 @@ _VERBS = {
     "resume": _Verb("control:resume", "continue after `pause`", options.home, ""),
     "leave": _Verb("control:leave", "stop the node cleanly, and wait until it has ended", options.home, ""),
     "doctor": _Verb(
-        "machine:doctor", "check whether this machine can train in a swarm", options.doctor, f"--bootstrap {_ADDRESS}"
+        "machine:doctor",
+        "check whether this machine can train in a swarm",
+        options.doctor,
+        f"--bootstrap {_INVITATION}",
     ),
     "paths": _Verb(
         "machine:paths", "show where the node's files are, and their sizes", options.home_and_json, "--json"
