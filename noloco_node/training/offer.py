@@ -215,7 +215,7 @@ class Offer:
         if received.correction is None:
             raise RuntimeError("applied before it was whole")
         correction = scaled(received.correction, scale)
-        kept = Packed(received.correction, received.unit, scale)
+        kept = Packed(received.correction, received.unit, scale, received.most)
         start, end = self._bounds(index)
         near = correction
         if correction.device != self._device:

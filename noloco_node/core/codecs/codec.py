@@ -34,6 +34,8 @@ class Received:
     """fp32; there when the conversation is complete."""
     unit: Tensor | None = None
     """Each block of the correction is a whole number of these, one for each block; None: the codec has no such unit."""
+    most: int | None = None
+    """Of these units in an element; None: not known."""
 
 
 @dataclass(slots=True)
@@ -119,16 +121,19 @@ def carry(one: Conversation, other: Conversation) -> tuple[Tensor, Tensor]:
 class Packed:
     """A correction, kept until it is known whether it did harm: a byte an element where the codec has units."""
 
-    def __init__(self, correction: Tensor, unit: Tensor | None = None, scale: float = 1.0) -> None:
-        """`correction`: before `scale`; nobody changes it."""
+    def __init__(
+        self, correction: Tensor, unit: Tensor | None = None, scale: float = 1.0, most: float | None = None
+    ) -> None:
+        """`correction`: before `scale`; nobody changes it. `most`: as in Received; else the device is waited for."""
         self.scale = scale
         self.size = len(correction)
         self._unit = unit
         self._numbers = correction
         if unit is not None:
             steps = blocks_of(correction) / unit[:, None]
-            largest = float(torch.maximum(-steps.amin(), steps.amax())) if self.size else 0.0
-            kind = next((kind for kind in (torch.int8, torch.int16) if largest <= torch.iinfo(kind).max), None)
+            if most is None:
+                most = float(torch.maximum(-steps.amin(), steps.amax())) if self.size else 0.0
+            kind = next((kind for kind in (torch.int8, torch.int16) if most <= torch.iinfo(kind).max), None)
             self._unit, self._numbers = (unit, steps.to(kind)) if kind else (None, correction)
 
     @property

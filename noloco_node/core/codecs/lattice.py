@@ -107,6 +107,8 @@ class LatticeConversation:
         self._u = blocks_of(u)
         self._seed = seed
         self._moved = None if moved is None else moved.numpy()
+        self._seen: Array | None = None
+        """The elements of the correction that were sent in full, while it is as it was decoded."""
         self._turn: Callable[[Payload], Received] = self._receive_ranges
 
     def open(self) -> bytes:
@@ -145,7 +147,7 @@ class LatticeConversation:
         self._their_digest = bytes(payload[-DIGEST_BYTES:])
         theirs = self._on_device(codes.copy())  # a tensor over a bytes object's own memory could be written to
         self._c, *found = self._kernels.decode(self._codes, theirs, self._grid.half_step, self._bits)
-        sums, energy = gpu.to_host(*found)
+        sums, energy, self._seen = gpu.to_host(*found, self._picked(self._c, self._wish.where))
         self._their_sums, self._energy = self._sums + sums, energy.astype(np.float64)
         del self._codes
         missed = self._repair(_missed(self._their_sums, self._bits, payload, cut), payload, cut)
@@ -160,6 +162,9 @@ class LatticeConversation:
         half = 1 << self._bits - 1
         spots = SPOTS[_off(self._their_sums, self._bits, payload, at)[missed]].astype(np.int64)
         named = (spots != 0) & (self._energy[missed] <= BLOCK * half * half / CALM)
+        if not named.any():
+            return missed
+        self._seen = None
         blocks, places, up = missed[named], np.abs(spots[named]) - 1, np.sign(spots[named])
         where = self._on_device(blocks), self._on_device(places)
         steps = self._half_steps[blocks]
@@ -200,10 +205,12 @@ class LatticeConversation:
                 raise PeerMisbehaved("bad_digest")
             return self._ask(np.arange(self.stats.blocks), WHOLE)
         self._turn = _over
-        (seen,) = gpu.to_host(self._picked(self._c, self._wish.where))
-        error = 2 * seen.astype(np.float64) - self._apart
+        most: int | None = 1 << self._bits - 1
+        if self._seen is None:
+            (self._seen,), most = gpu.to_host(self._picked(self._c, self._wish.where)), None
+        error = 2 * self._seen.astype(np.float64) - self._apart
         self.stats.error, self.stats.difference = float(error @ error), float(self._apart @ self._apart)
-        return Received(None, self._c.view(-1)[: self._size], self._grid.half_step)
+        return Received(None, self._c.view(-1)[: self._size], self._grid.half_step, most)
 
     def learn(self) -> None:
         self._memory.learn(self._wish, self._agreed, self._energy, self.stats.missed)
@@ -223,6 +230,7 @@ class LatticeConversation:
         return Received(self._send(sent, checks), None)
 
     def _resolve(self, blocks: lattice_ranges.Places, low: Tensor, width: int) -> None:
+        self._seen = None
         found = self._kernels.resolve(self._u, self._grid, self._on_device(blocks), low, width, self._c)
         self._their_sums[blocks], self._energy[blocks] = gpu.to_host(*found)
 
