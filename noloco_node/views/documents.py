@@ -49,7 +49,7 @@ def from_json(kind: type[T], text: str) -> T:
         if written["schema"] != SCHEMA:
             raise Incompatible(f"the running node speaks schema {written['schema']}, this command {SCHEMA}: restart it")
         return _build(kind, written)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Incompatible("the running node's answer makes no sense to this version: restart the node") from error
 
 

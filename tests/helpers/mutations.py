@@ -58,7 +58,7 @@ def _other_json(rng: Random, data: bytes) -> bytes | None:
         return None
     try:
         document = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     holders = [document]
     for holder in holders:

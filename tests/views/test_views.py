@@ -60,7 +60,12 @@ def test_fields_of_another_version_are_skipped():
     assert from_json(StatusView, json.dumps(written)) == STATUS
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"schema": 2}', '{"schema": 1}', '{"schema":1,"rounds":3}'])
+NESTED = '{"schema": 1, "rounds": ' + 2000 * "[" + 2000 * "]" + "}"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "null", '{"schema": 2}', '{"schema": 1}', '{"schema":1,"rounds":3}', NESTED]
+)
 def test_another_schema_is_refused(text):
     with pytest.raises(Incompatible, match="restart"):
         from_json(StatusView, text)
