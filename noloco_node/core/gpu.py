@@ -8,9 +8,11 @@
 - torch gives memory back to the stream that it was made on, so another stream that uses it says so (`keep`).
 """
 
+import logging
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array: TypeAlias = NDArray[Any]
+
+log = logging.getLogger(__name__)
 
 SOON = -1
 """Priority of a stream whose work is short: it does not queue up behind an inner step's."""
@@ -108,11 +112,11 @@ def on(stream: "torch.cuda.Stream | None") -> AbstractContextManager[Any]:
     return torch.cuda.stream(stream) if stream else nullcontext()
 
 
-def record(device: torch.device) -> "torch.cuda.Event | None":
-    """An event behind all that this thread has queued on the device."""
+def record(device: torch.device, *, sleeps: bool = False) -> "torch.cuda.Event | None":
+    """An event behind all that this thread has queued on the device. `sleeps`: as a thread does that waits for it."""
     if device.type != "cuda":
         return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event(blocking=sleeps)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event
 
@@ -135,3 +139,19 @@ def keep(tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         if tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
+def kernels(module: str, otherwise: str) -> Any:
+    """That module of Triton's kernels, whose `try_out` has built some, which takes seconds; None where Triton does not
+    work, and then the log says what plain torch does `otherwise`. Raises OutOfMemoryError: another time it works."""
+    try:
+        found = import_module(module)
+        found.try_out()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 (Triton, its compilers and its driver raise everything)
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        log.warning("%s by plain torch, which is slower: Triton does not work here (%s)", otherwise, why)
+        return None
+    return found

@@ -34,8 +34,9 @@ def look(device: str) -> Card | Unused | None:
         return None
     others = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()) if i != index]
     free, total = torch.cuda.mem_get_info(index)
-    speed, trouble = None, None
+    compiles, speed, trouble = False, None, None
     try:
+        compiles = for_device("cuda").NAME == "triton"
         speed = measure(torch.device("cuda", index))
     except RuntimeError as error:  # torch's OutOfMemoryError too
         trouble = str(error).strip().partition("\n")[0]
@@ -46,7 +47,7 @@ def look(device: str) -> Card | Unused | None:
         driver=nvml.driver(),
         free_bytes=free,
         total_bytes=total,
-        compiles=for_device("cuda").NAME == "triton",
+        compiles=compiles,
         compiler=next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None),
         speed=speed,
         trouble=trouble,

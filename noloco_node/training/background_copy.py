@@ -184,7 +184,7 @@ class _Copy:
                         break
                     kept.append((piece, piece.source.clone()))
             if kept:
-                there = _moment(kept[0][1].device)
+                there = gpu.record(kept[0][1].device, sleeps=True)
                 for piece, copy in kept:
                     piece.source, piece.kept, piece.there = copy, True, there
 
@@ -260,7 +260,7 @@ class Copies:
             for _ in range(BUFFERS):
                 self._buffers.put(_Buffer(self._device))
             self._has_buffers = True
-        copy = _Copy(parts, answer, _moment(self._device))
+        copy = _Copy(parts, answer, gpu.record(self._device, sleeps=True))
         self._under_way = [*(other for other in self._under_way if other.pieces), copy]
         others = [partial(copy.read_all, self._read)] * (BUFFERS - 1 if self._has_buffers else 0)
         copy.threads = [self._start(work) for work in (partial(self._finish, copy, answer, result), *others)]
@@ -324,15 +324,6 @@ def _cut(pair: Pair, moment: "torch.cuda.Event | None") -> Iterator[_Piece]:
     for start in range(0, len(flat), each):
         end = min(start + each, len(flat))
         yield _Piece(pair, start, end, flat[start:end], moment)
-
-
-def _moment(device: torch.device) -> "torch.cuda.Event | None":
-    """An event behind what the calling thread has queued there. Who waits for it sleeps."""
-    if device.type != "cuda":
-        return None
-    moment = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    moment.record(torch.cuda.current_stream(device))
-    return moment
 
 
 def _bytes(flat: Tensor) -> "np.ndarray[Any, np.dtype[np.uint8]]":

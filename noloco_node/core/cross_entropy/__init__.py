@@ -11,16 +11,14 @@ ones do not): in bf16, with their gradient, they are 4 bytes a token and word, a
 about a seventh of what a model of 350 M parameters keeps for its backward pass (estimated).
 """
 
-import logging
 from collections.abc import Iterator
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-log = logging.getLogger(__name__)
+from noloco_node.core import gpu
 
 WHOLE = 1 << 22
 """Logits that torch's own function takes: tables of 16 MiB, and faster."""
@@ -78,15 +76,5 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
 
 
 @cache
-def _kernels() -> ModuleType | None:
-    """None where Triton does not work. Its first call takes seconds."""
-    try:
-        from noloco_node.core.cross_entropy import cuda
-
-        cuda.try_out()
-    except torch.OutOfMemoryError:
-        raise  # another time it works
-    except Exception as error:  # noqa: BLE001 (Triton, its compilers and its driver raise everything)
-        log.warning("losses are computed by plain torch, which is slower: Triton does not work here (%s)", error)
-        return None
-    return cuda
+def _kernels() -> Any:
+    return gpu.kernels(f"{__name__}.cuda", "losses are computed")

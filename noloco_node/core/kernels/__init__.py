@@ -19,7 +19,6 @@ bits) first. In a plane of width v, byte i holds the elements i, i + 32 v, i + 6
 32 · bits bytes a block, and every loop runs over neighbours in memory.
 """
 
-import logging
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -27,12 +26,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from noloco_node.core import gpu
 from noloco_node.core.kernels import reference
 from noloco_node.core.kernels.tables import BLOCK, PHASES
 
 __all__ = ["BLOCK", "PHASES", "Grid", "Kernels", "for_device"]
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +89,5 @@ def for_device(kind: str) -> Kernels:
         cpu.hold_memory()
         return cpu
     if kind == "cuda" and torch.cuda.is_available():
-        try:
-            from noloco_node.core.kernels import cuda
-
-            cuda.try_out()
-        except Exception as error:  # noqa: BLE001 (Triton, its compilers and its driver raise everything)
-            why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            log.warning(
-                "swaps are coded on the GPU by plain torch, which is slower: Triton does not work here (%s)", why
-            )
-            return reference
-        return cuda
+        return gpu.kernels(f"{__name__}.cuda", "swaps are coded on the GPU") or reference
     return reference
