@@ -107,6 +107,10 @@ class ControlClient:
 
         try:
             yield
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            raise self._silent("its connection was closed") from None  # by another call that had waited too long
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise nobody(self._home) from None
@@ -114,9 +118,10 @@ class ControlClient:
                 raise Incompatible(
                     f"the node in {self._home.root} is of an older version than this command: restart it"
                 ) from None
-            raise NolocoError(
-                f"the node in {self._home.root} does not answer ({error.code().name.lower()}): see {self._home.log}"
-            ) from None
+            raise self._silent(error.code().name.lower()) from None
+
+    def _silent(self, why: str) -> NolocoError:
+        return NolocoError(f"the node in {self._home.root} does not answer ({why}): see {self._home.log}")
 
 
 @asynccontextmanager
@@ -125,7 +130,8 @@ async def connected(home: Home) -> AsyncIterator[ControlClient]:
     _require_listener(home)
     import grpc.aio
 
-    async with grpc.aio.insecure_channel(home.socket_url) as channel:
+    no_limit = [("grpc.max_receive_message_length", -1)]  # a rendezvous may list a hundred thousand peers
+    async with grpc.aio.insecure_channel(home.socket_url, options=no_limit) as channel:
         yield ControlClient(channel, home)
 
 

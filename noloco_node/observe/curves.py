@@ -49,7 +49,8 @@ class Curves:
                 self._point(event, now)
                 self._pieces.append(Piece("phase", event.round, now - event.seconds, now))
             case Evaluated(round, eval_loss):
-                self._evaluated(round, eval_loss)
+                others = [other.eval_loss for other in self._others if other.eval_loss]
+                self._evaluated(round, eval_loss, _mean([eval_loss, *others]))
             case RoundCommitted():
                 began, sent, received = now - event.seconds, event.sent_bytes, event.received_bytes
                 self._pieces.append(Piece("swap", event.round, began, now, event.partner, None, sent, received))
@@ -124,10 +125,9 @@ class Curves:
             fewer = fewer[::2]
         self._points = fewer + latest
 
-    def _evaluated(self, round: int, eval_loss: float) -> None:
+    def _evaluated(self, round: int, eval_loss: float, swarm: float | None = None) -> None:
         for number in range(len(self._points) - 1, -1, -1):
             if self._points[number].round == round:
-                swarm = _mean([eval_loss, *(other.eval_loss for other in self._others if other.eval_loss)])
                 self._points[number] = replace(self._points[number], eval_loss=eval_loss, swarm_eval_loss=swarm)
                 return
 

@@ -96,6 +96,34 @@ def test_keys_and_sizes(home: PretendHome, capsys: pytest.CaptureFixture[str]) -
         assert terminal.is_restored()
 
 
+def test_to_quit_leaves_a_paused_node_paused(home: PretendHome, capsys: pytest.CaptureFixture[str]) -> None:
+    with home.top() as terminal:
+        terminal.until(lambda seen: "q quit" in seen, "the screen")
+        terminal.type("p")
+        terminal.until(lambda seen: "○ paused" in seen, "paused")
+        terminal.type("q")
+        assert terminal.ended() == 0
+    assert home.state(capsys) == "paused"
+    assert main(["resume", "--home", str(home.home.root)]) == 0
+
+
+@pytest.mark.slow
+def test_a_key_while_the_node_does_not_answer_says_so(home: PretendHome) -> None:
+    # 6 s: the poller gives up after five, and closes the connection that the key's command waits on
+    with home.top("--interval", "0.2") as terminal:
+        terminal.until(lambda seen: "● training" in seen, "the screen")
+        assert home.node is not None
+        os.kill(home.node.pid, signal.SIGSTOP)
+        try:
+            terminal.type("p")
+            terminal.until(lambda seen: "does not answer" in seen, "why nothing happens")
+            assert terminal.process.poll() is None, "it goes on"
+        finally:
+            os.kill(home.node.pid, signal.SIGCONT)
+        terminal.type("q")
+        assert terminal.ended() == 0
+
+
 def test_leave_ends_the_node_and_says_so(home: PretendHome) -> None:
     with home.top() as terminal:
         terminal.until(lambda seen: "q quit" in seen, "the screen")

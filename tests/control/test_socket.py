@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,6 +35,29 @@ async def test_views_and_leave(home):
         assert node.left == 0
         await asked.leave()
         assert node.left == 1
+
+
+async def test_a_rendezvous_may_list_more_peers_than_grpc_reads_by_itself(home):
+    many = replace(PEERS, peers=PEERS.peers * 20_000)
+    async with socket_server.serving(home, FakeNode(peers=many)), socket_client.connected(home) as asked:
+        assert await asked.peers() == many
+
+
+async def test_a_call_whose_connection_is_closed_says_so(home):
+    asked = asyncio.Event()
+
+    class Silent(FakeNode):
+        async def ping(self, *_):
+            asked.set()
+            await asyncio.Event().wait()
+
+    async with socket_server.serving(home, Silent()):
+        async with socket_client.connected(home) as client:
+            ping = asyncio.create_task(client.ping(OTHER))
+            async with asyncio.timeout(5):
+                await asked.wait()
+        with pytest.raises(NolocoError, match="its connection was closed"):
+            await ping
 
 
 async def test_ping_and_log_level(home):

@@ -121,4 +121,5 @@ def test_curves_outlive_a_restart(tmp_path: Path) -> None:
     assert [(point.at, point.round, point.loss, point.eval_loss) for point in history.view().points[:1]] == [
         (5.0, 1, 2.0, 3.0)
     ]
+    assert history.view().points[0].swarm_eval_loss is None, "what the others had then is not kept"
     json.dumps(document(history.view()), allow_nan=False)

@@ -445,6 +445,9 @@ def test_a_wrong_token_is_refused(tab: Tab, tmp_path: Path) -> None:
         tab.value("document.querySelector('#leave').click()")
         tab.until("document.querySelector('#banner').innerText.startsWith('this needs the token')")
         assert node.done == []
+        node.now = replace(node.now, eval_loss=1.2345)
+        tab.until("document.querySelector('#figures').innerText.includes('1.23')")
+        assert tab.text("#banner").startswith("this needs the token"), "it stays while the node goes on"
 
 
 def test_nothing_that_a_peer_sends_becomes_markup(tab: Tab, tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ class Session:
         for command in self._keys.press(keys, time.monotonic()):
             if command is Command.QUIT:
                 self._code = 0
-            self._commands.put_nowait(command)
+            else:
+                self._commands.put_nowait(command)
         self._changed.set()
 
     def _signalled(self, number: signal.Signals) -> None:

@@ -41,15 +41,18 @@ const showProgress = (bar, done, target) => {
   for (const [name, value] of [["min", 0], ["max", target], ["now", done]]) bar.setAttribute(`aria-value${name}`, value);
 };
 
+let refused = ""; // why the node did not do what a button asked for
+
 const showBanner = ({ status, answers, since }) => {
   const banner = $("#banner");
   const state = status ? lastState(status) : "gone";
-  banner.hidden = answers !== false || state === "finished"; // then the note says so
+  const gone = answers === false && state !== "finished"; // else the note says so
+  banner.hidden = !gone && !refused;
   if (banner.hidden) return;
   banner.dataset.state = state;
   const what = state === "left" ? "This node left at" : "The node does not answer since";
   const last = status ? `${what} ${clock(since)}. This page shows its last state.` : "The node does not answer.";
-  say(banner, `${last} It continues by itself when the node is back.`);
+  say(banner, gone ? `${last} It continues by itself when the node is back.` : refused);
 };
 
 // Of a download that the node waits for: it says so in words, like `state from calm-otter, 46% of 12.6 MB, 12 s left`.
@@ -263,10 +266,8 @@ const token = (() => {
 
 const act = async (what) => {
   const answer = await fetch(`/api/${what}`, { method: "POST", headers: { Authorization: `Bearer ${token}` } });
-  if (!answer.ok) {
-    $("#banner").hidden = false;
-    say($("#banner"), await answer.text());
-  }
+  refused = answer.ok ? "" : await answer.text();
+  showBanner(picture);
 };
 
 const showActs = ({ status, answers }) => {
