@@ -8,8 +8,6 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +18,7 @@ from noloco_node.views.documents import SCHEMA, plain
 
 if TYPE_CHECKING:
     from noloco_node.base.identity import Identity
-    from noloco_node.data.files import FilesProgress, Report
+    from noloco_node.data.files import FilesProgress
     from noloco_node.data.tokens import Tokenizer
     from noloco_node.host.home import Home
     from noloco_node.node.check_run import Checked
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from noloco_node.run.signed_file import RunFile
 
 _SUFFIX = ".tokens"
-_SAY_S = 1.0
 
 
 def init(args: argparse.Namespace) -> int:
@@ -86,7 +83,8 @@ def _print_checked(run: "Manifest", found: "Checked") -> None:
     in_all = "" if taken.device_taken is None else f"{size(taken.device_taken)} on {found.device} and "
     how = f"{count(trial.steps, 'step')} tried" if trial.steps else "estimated from one micro-batch"
     losses = "" if trial.loss_last is None else f", loss {loss(trial.loss_first)} to {loss(trial.loss_last)}"
-    several = "" if found.swaps_per_round == 1 else f", up to {found.swaps_per_round} times a round"
+    many = found.swaps_per_round
+    several = {1: "", "auto": ", as often as the link allows"}.get(many, f", up to {many} times a round")
     lines = {
         "run": f"{found.run}: {found.parameters / 1e6:.3g} M parameters, trained on {found.device}",
         "memory": f"{on_device}{size(taken.host)} here at most; "
@@ -119,9 +117,11 @@ def tokenize(args: argparse.Namespace) -> int:
     if not out.name.endswith(_SUFFIX):
         raise UsageError(f"--out must end in {_SUFFIX}, by which --data recognises one: try {out.name}{_SUFFIX}")
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # nothing trains at the same time, and nothing forks
+    from noloco_node.base.units import rate
     from noloco_node.data import files, sources
     from noloco_node.data.documents import Reading
     from noloco_node.host.config import text_encoding
+    from noloco_node.terminal.progress import Progress
 
     try:
         reading = Reading(args.field, text_encoding(args.encoding))
@@ -133,7 +133,11 @@ def tokenize(args: argparse.Namespace) -> int:
     if out.exists() and not args.force:
         raise _exists(out)
     tokenizer, name = _tokenizer(args.tokenizer)
-    with _progress() as say:
+    with Progress() as bar:
+
+        def say(progress: "FilesProgress") -> None:
+            bar("tokenizing", round(100 * progress.share), 100, f"{rate(progress.tokens)} tokens")
+
         train, held_out = files.tokenize(paths, out, tokenizer, reading, say)
     lines = {"source": "files", "tokenizer": name, "field": args.field}
     if args.json:
@@ -156,28 +160,6 @@ def _tokenizer(given: str) -> "tuple[Tokenizer, str]":
     return found, f"sha256:{found.digest.hex()}"
 
 
-@contextmanager
-def _progress() -> "Iterator[Report]":
-    """On a terminal, a progress line that is erased at the end."""
-    from noloco_node.base.units import rate, share, span
-
-    shown, said = sys.stderr.isatty(), time.monotonic()
-
-    def say(progress: "FilesProgress") -> None:
-        nonlocal said
-        if shown and time.monotonic() - said >= _SAY_S:
-            said = time.monotonic()
-            left = "" if progress.left_s is None else f", about {span(progress.left_s)} left"
-            line = f"\r{share(progress.share)}, {rate(progress.tokens)} tokens{left}\x1b[K"
-            print(line, end="", file=sys.stderr, flush=True)
-
-    try:
-        yield say
-    finally:
-        if shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
 # ---- of a run that was started ----
 def invite(args: argparse.Namespace) -> int:
     from noloco_node.base.peer_names import name_of
@@ -190,7 +172,10 @@ def invite(args: argparse.Namespace) -> int:
     if file.run.membership != "invite":
         if not told:
             raise UsageError(f'{file.run.label} is open to all: only a run with membership = "invite" takes tokens')
-        print(told)
+        if args.json:
+            print_json({"schema": SCHEMA, "peer_id": peer, "run_id": file.run.run_id})
+        else:
+            print(told)
         return 0
     token = admission.sign(file.run.run_id, peer, expires, author)
     line = asyncio.run(_join_line(home, file.run.run_id))
@@ -216,6 +201,8 @@ def revoke(args: argparse.Namespace) -> int:
 
 def amend(args: argparse.Namespace) -> int:
     home, file, author = _own_run(args, args.run)
+    if args.end_now and args.rounds:
+        raise UsageError("--end-now ends the run, and --rounds lets it go on: name one of them")
     changes: dict[str, object] = {"ended": True} if args.end_now else {}
     if args.rounds:
         changes |= {"ended": False, "rounds": whole_number(args.rounds, "--rounds", 10_000_000, file.run.rounds)}

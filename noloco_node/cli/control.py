@@ -13,7 +13,7 @@ from noloco_node.base.states import NodeState
 from noloco_node.cli.options import home_of, print_json
 from noloco_node.control import socket_client
 from noloco_node.control.socket_client import ControlClient
-from noloco_node.errors import NolocoError, NoNodeRunning, NotReached, UsageError
+from noloco_node.errors import Incompatible, NolocoError, NoNodeRunning, NotReached, UsageError
 from noloco_node.host.home import Home
 from noloco_node.views.documents import document
 from noloco_node.views.status import StatusView
@@ -156,6 +156,8 @@ class _Wait:
                 view = await node.status()
         except NoNodeRunning:
             return self._without_node()
+        except (UsageError, Incompatible):
+            raise
         except NolocoError:
             if time.monotonic() - self._answered_at > SILENT_S:
                 raise

@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from logging.handlers import RotatingFileHandler
@@ -24,7 +24,7 @@ _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 @contextmanager
 def written(home: Home, level: str, form: str) -> Iterator[None]:
     """All records to the file, and this package's, from INFO on, to the terminal. `form`: one of config.LOG_FORMATS."""
-    file = RotatingFileHandler(home.log, maxBytes=_LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8", delay=True)
+    file = _LogFile(home.log, maxBytes=_LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8", delay=True)
     file.setFormatter(_JsonFormatter() if form == "json" else logging.Formatter(_FILE_FORMAT))
     terminal = logging.StreamHandler(sys.stderr)
     terminal.setLevel(logging.INFO)
@@ -71,6 +71,16 @@ def note_crash(error: BaseException, args: Sequence[str]) -> str:
     except (OSError, NolocoError):
         return repr(error)
     return f"the details are in {home.log}"
+
+
+class _LogFile(RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
+        if not isinstance(sys.exc_info()[1], OSError):  # a full disk is a health line, not a traceback for each record
+            super().handleError(record)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 class _JsonFormatter(logging.Formatter):

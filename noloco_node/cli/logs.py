@@ -31,7 +31,11 @@ def logs(args: argparse.Namespace) -> int:
             "--json cannot follow: for new lines that programs can read, start the node with --log-format json"
         )
     if args.level is not None:
-        print(asyncio.run(_set_level(home, args.level)))
+        said = asyncio.run(_set_level(home, args.level))
+        if args.json:
+            print_json({"schema": SCHEMA, "level": args.level})
+            return 0
+        print(said)
         if not args.follow:
             return 0
     if not home.log.exists():

@@ -8,6 +8,8 @@ import asyncio
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ from noloco_node.base.units import count
 from noloco_node.base.validation import printable
 from noloco_node.cli.options import print_json
 from noloco_node.control import socket_client
-from noloco_node.errors import UsageError
+from noloco_node.errors import DiskFull, OutOfMemory, UsageError
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
@@ -129,12 +131,27 @@ def sample(args: argparse.Namespace) -> int:
     if not 0 <= args.seed < 2**63:
         raise UsageError("--seed must be a whole number of at least 0")
     settings = _settings(args)
-    from noloco_node.core.device import choose_devices
     from noloco_node.publish import weights
-    from noloco_node.training.language import continuation
 
     trained = weights.load([_place(args, settings)], _sources(settings))
-    pieces = continuation(
+    with _beside_a_node():
+        pieces = _continuation(trained, settings, args)
+        if args.json:
+            _print_json(trained, {"text": args.text, "continuation": "".join(pieces)})
+            return 0
+        sys.stdout.write(args.text)
+        for piece in pieces:
+            sys.stdout.write(printable(piece))
+            sys.stdout.flush()
+    sys.stdout.write("\n")
+    return 0
+
+
+def _continuation(trained: "Trained", settings: NodeConfig, args: argparse.Namespace) -> Iterator[str]:
+    from noloco_node.core.device import choose_devices
+    from noloco_node.training.language import continuation
+
+    return continuation(
         trained.module.to(choose_devices(settings.device)[0]),
         trained.tokenizer,
         trained.run.data.sequence_length,
@@ -143,15 +160,19 @@ def sample(args: argparse.Namespace) -> int:
         temperature=args.temperature,
         seed=args.seed,
     )
-    if args.json:
-        _print_json(trained, {"text": args.text, "continuation": "".join(pieces)})
-        return 0
-    sys.stdout.write(args.text)
-    for piece in pieces:
-        sys.stdout.write(printable(piece))
-        sys.stdout.flush()
-    sys.stdout.write("\n")
-    return 0
+
+
+@contextmanager
+def _beside_a_node() -> Iterator[None]:
+    """A GPU on which a node trains has hardly any room left."""
+    from noloco_node.training.memory_budget import is_out_of_memory
+
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemory("the model does not fit beside what runs: use --device cpu, or end other programs") from None
 
 
 def _settings(args: argparse.Namespace) -> NodeConfig:
@@ -182,7 +203,7 @@ def _measured(trained: "Trained", settings: NodeConfig) -> "Measured":
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     corpus = load_corpus(trained.run.data, _sources(settings), trained.tokenizer)
-    with Progress() as say:
+    with Progress() as say, _beside_a_node():
         return measure(trained, corpus, settings.device, partial(say, "evaluating"))
 
 
@@ -192,7 +213,7 @@ def _measured_if_possible(trained: "Trained", settings: NodeConfig) -> "Measured
         return None
     try:
         return _measured(trained, settings)
-    except UsageError as error:
+    except (UsageError, OutOfMemory, DiskFull) as error:
         print(f"exported without its loss: {error}", file=sys.stderr)
         return None
 

@@ -94,11 +94,11 @@ class Documents:
                 with TextIOWrapper(self._unpacked(raw), self._codec, newline="\n") as text:
                     yield text
                     self._share = None
-            except UnicodeDecodeError:
+            except UnicodeError:
                 raise UsageError(self._other_encoding()) from None
             except _COMPRESSED_ERRORS as error:
-                where = f"after {raw.tell()} bytes"
-                raise UsageError(f"cannot read {self._path}, which is damaged {where}: {error}") from None
+                where = "" if raw.closed else f" after {raw.tell()} bytes"
+                raise UsageError(f"cannot read {self._path}, which is damaged{where}: {error}") from None
 
     def _unpacked(self, raw: IO[bytes]) -> Any:
         return gzip.GzipFile(fileobj=raw) if self._path.name.endswith(".gz") else raw
@@ -123,6 +123,8 @@ class Documents:
                     at, byte = before + len(block) - len(error.object) + error.start, error.object[error.start]
                     what = f"{self._path} is not {self._encoding.upper()} text: byte {at} is 0x{byte:02x}"
                     return f"{what}. Name its encoding, as in --encoding latin-1, or convert it"
+                except UnicodeError as error:  # as without a mark of the byte order
+                    return f"{self._path} is not {self._encoding.upper()} text: {error}. Try --encoding utf-16-le"
                 before += len(block)
 
     # ---- tables ----

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from noloco_node.base import atomic_files
 from noloco_node.base.addresses import ANY_LOCAL_PORT
+from noloco_node.base.validation import in_one_line
 from noloco_node.control import socket_client
 from noloco_node.doctor import gpu_verdicts, probes, verdicts
 from noloco_node.doctor.verdicts import Finding
@@ -64,21 +65,21 @@ def _device(settings: NodeConfig) -> Finding:
         return verdicts.device(probes.torch(settings.device, settings.threads))
     except NolocoError as error:
         return Finding("torch", verdicts.ERROR, *verdicts.halves(str(error)))
-    except (ImportError, OSError, RuntimeError) as error:
-        return Finding(
-            "torch",
-            verdicts.ERROR,
-            f"torch cannot be used ({error})",
-            "install this package again in a fresh environment",
-        )
+    except (ImportError, OSError) as error:
+        remedy = "install this package again in a fresh environment"
+        return Finding("torch", verdicts.ERROR, f"torch cannot be used ({in_one_line(error)})", remedy)
+    except RuntimeError as error:  # CUDA's: the card is full, or another program's alone
+        remedy = "end other programs that use the GPU, or train with --device cpu"
+        return Finding("torch", verdicts.ERROR, f"the GPU cannot be used ({in_one_line(error)})", remedy)
 
 
 def _gpu(settings: NodeConfig) -> list[Finding]:
     try:
         from noloco_node.doctor import gpu_probes
-    except (ImportError, OSError):  # torch is broken, as `_device` has said
+
+        found = gpu_probes.look(settings.device)
+    except (ImportError, OSError, RuntimeError):  # torch or the card cannot be used, as `_device` has said
         return []
-    found = gpu_probes.look(settings.device)
     return [] if found is None else list(gpu_verdicts.judge(found))
 
 

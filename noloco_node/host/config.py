@@ -116,7 +116,7 @@ def _globs(value: object) -> tuple[str, ...]:
     """A list, or one text with commas between: spaces belong to names of files."""
     words = [word.strip() for word in value.split(",")] if isinstance(value, str) else value
     if not isinstance(words, list | tuple) or len(words) > _MAX_GLOBS or not all(map(_is_path, words)):
-        raise ValueError("must be names of files or folders, or patterns like corpus/*.parquet")
+        raise ValueError(f"must be at most {_MAX_GLOBS} names of files or folders, or patterns like corpus/*.parquet")
     return tuple(dict.fromkeys(words))
 
 

@@ -98,9 +98,9 @@ class Home:
                     f"a node is running in {self.root} already (pid {pid}): stop it with `noloco-node leave`, "
                     "or give this one a home of its own with --home"
                 )
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
+            with writing(self.lock_file):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             yield
 
     def holder(self) -> str | None:

@@ -27,8 +27,9 @@ def free_bytes() -> int | None:
     except (OSError, ValueError, KeyError):
         return None
     with suppress(OSError, ValueError):  # no limit: `max`
-        allowed, used = ((_CGROUP / name).read_text() for name in ("memory.max", "memory.current"))
-        free = min(free, max(0, int(allowed) - int(used)))
+        allowed, used, stat = ((_CGROUP / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
+        cached = sum(map(int, re.findall(r"^(?:in)?active_file (\d+)", stat, re.MULTILINE)))  # the kernel takes it back
+        free = min(free, max(0, int(allowed) - int(used) + cached))
     return free
 
 

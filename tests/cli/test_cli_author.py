@@ -44,6 +44,7 @@ def test_invite_makes_a_token_that_the_run_accepts(home: Home, capsys: pytest.Ca
         (["run", "amend", "mine"], "name what changes"),
         (["run", "amend", "mine", "--rounds", "99"], "--rounds must be a whole number from 200"),
         (["run", "amend", "mine", "--swaps", "17"], "--swaps must be"),
+        (["run", "amend", "mine", "--end-now", "--rounds", "400"], "name one of them"),
         (["run", "amend", "other", "--end-now"], "names no run"),
     ],
 )
@@ -68,10 +69,12 @@ def test_an_open_run_needs_no_token_and_nobody_but_the_author_amends(
 
 def test_who_was_taken_out_of_an_open_run_may_come_back(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     folder = home.run(started(home).run_id)
-    for words, revoked in (["revoke", GUEST.peer_id], (GUEST.peer_id,)), (["invite", GUEST.peer_id], ()):
+    for words, revoked in (["revoke", GUEST.peer_id], (GUEST.peer_id,)), (["invite", GUEST.peer_id, "--json"], ()):
         assert main(words) == 0, capsys.readouterr().err
         found = signed_file.read(folder)
         assert found.amendment and found.amendment.revoked == revoked
+        said = capsys.readouterr().out
+    assert json.loads(said)["peer_id"] == GUEST.peer_id
 
 
 def test_each_change_is_a_version_more_and_keeps_those_before(home: Home, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from noloco_node.base.peer_names import short_id
 from noloco_node.cli import logs, main
 from noloco_node.cli.control import Goal
 from noloco_node.cli.peers import _print_changes, rate
+from noloco_node.control import socket_client
 from noloco_node.errors import EXIT_INTERRUPTED, UsageError
 from noloco_node.run import invitation
 from noloco_node.run.invitation import Invitation
@@ -234,6 +235,15 @@ def test_wait_ends_at_its_timeout_and_with_its_node(running, capsys):
         assert "brisk-heron ended before round 42 was reached" in waiting.stderr.read()
 
 
+def test_wait_says_at_once_what_no_waiting_will_change(home, capsys, monkeypatch):
+    def refused(_):
+        raise UsageError("the node belongs to another user: ask as that user")
+
+    monkeypatch.setattr(socket_client, "_require_listener", refused)
+    assert main(["wait", "--for", "training", "--timeout", "60"]) == 2
+    assert "another user" in capsys.readouterr().err
+
+
 def test_wait_with_a_timeout_and_no_node(capsys):
     assert main(["wait", "--for", "training", "--timeout", "0.2"]) == 3
     assert main(["wait", "--for", "training", "--timeout", "soon"]) == 2
@@ -285,6 +295,8 @@ def test_following_a_log_over_its_rotation(home):
 def test_the_level_of_a_running_node(running, capsys):
     assert main(["logs", "--level", "debug"]) == 0
     assert capsys.readouterr().out == "brisk-heron logs at debug until it ends: `noloco-node logs -f` shows it\n"
+    assert main(["logs", "--level", "info", "--json"]) == 0
+    assert shown(capsys) == {"schema": 1, "level": "info"}
     assert main(["logs", "--level", "loud"]) == 2
     assert "--level must be debug, info, warning or error" in capsys.readouterr().err
 

@@ -19,6 +19,16 @@ def test_a_caller_that_was_killed_leaves_no_traceback_of_grpc_in_the_log(tmp_pat
     assert "ExecuteBatchError" not in home.log.read_text()
 
 
+def test_a_full_disk_costs_the_log_and_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = Home(tmp_path)
+    home.create()
+    home.log.symlink_to("/dev/full")
+    with log_setup.written(home, "info", "text"):
+        logging.getLogger("noloco_node").info("a round")
+    said = capsys.readouterr().err
+    assert "a round" in said and "Traceback" not in said
+
+
 @pytest.mark.parametrize("words", [["--home", "{}"], ["--home={}"]])
 def test_a_crash_is_noted_in_the_home_that_was_named(words: list[str], tmp_path: Path) -> None:
     home = tmp_path / "home"

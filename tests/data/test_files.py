@@ -1,6 +1,8 @@
 """A volunteer's files: what arrives is what stands in them, across a resume; what is wrong is one sentence."""
 
+import errno
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -294,6 +296,20 @@ def test_a_damaged_file_is_named(name: str, tmp_path: Path) -> None:
         load(given(tmp_path, tmp_path / "whole.jsonl.gz"))
 
 
+def test_a_file_that_a_bad_disk_does_not_give_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dying(io.FileIO):
+        def readinto(self, _: object) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    (tmp_path / "set.txt").write_text("text")
+    whole = Path.open
+    dying = lambda path, mode="r", **how: io.BufferedReader(Dying(path)) if mode == "rb" else whole(path, mode, **how)  # noqa: E731
+    monkeypatch.setattr(Path, "open", dying)
+    (tmp_path / "cache").mkdir()
+    with pytest.raises(UsageError, match=r"cannot read .*set\.txt.*Input/output error"):
+        load(given(tmp_path, tmp_path / "set.txt"))
+
+
 def test_a_column_that_is_not_there_or_holds_no_text(tmp_path: Path) -> None:
     path = parquet(tmp_path / "set.parquet", texts(100))
     with pytest.raises(UsageError, match="has no column 'content', the field that is read; there are: id, text"):
@@ -330,6 +346,8 @@ def test_text_that_is_not_utf_8_is_named_and_read_when_told_how(name: str, tmp_p
     assert "née le 3 mars" in "".join(train | held_out)
     with pytest.raises(UsageError, match=f"{path} is not ASCII text: byte {at}"):
         load(replace(given(tmp_path, path), encoding="ascii"))
+    with pytest.raises(UsageError, match=f"{path} is not UTF-16 text: .*BOM.*Try --encoding utf-16-le"):
+        load(replace(given(tmp_path, path), encoding="utf-16"))
 
 
 @pytest.mark.parametrize("at", [0, 3, (1 << 20) - 1, (1 << 20) + 2])

@@ -8,9 +8,9 @@ import pytest
 
 from noloco_node.base import atomic_files
 from noloco_node.base.addresses import ANY_PORT, Address
-from noloco_node.doctor import probes, verdicts
+from noloco_node.doctor import probes, run_checks, verdicts
 from noloco_node.doctor.verdicts import ERROR, OK, UNKNOWN, WARNING, Finding, Place, Torch
-from noloco_node.host import memory
+from noloco_node.host import config, memory
 from noloco_node.host.home import Home
 from noloco_node.transport.self_view import ClockSkew
 from noloco_node.views.status import Health, StatusView
@@ -106,6 +106,21 @@ def test_probes_of_this_machine(tmp_path):
     assert memory.free_bytes() is None or memory.free_bytes() > 0
     assert atomic_files.free_bytes(tmp_path / "not" / "there") > 0
     assert probes.descriptors() > 0
+
+
+async def test_a_card_that_another_program_fills_is_one_finding(tmp_path, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported")
+
+    monkeypatch.setattr(probes, "torch", fails)
+    monkeypatch.setattr("noloco_node.doctor.gpu_probes.look", fails)
+    settings = config.resolve({"home": str(tmp_path)}, {}, {})
+    found = [finding async for finding in run_checks.examine(settings)]
+    assert [f.remedy for f in found if f.level == ERROR] == [
+        "end other programs that use the GPU, or train with --device cpu"
+    ]
+    assert "\n" not in found[0].text
+    assert found[-1].subject == "clock", "the other checks were made"
 
 
 def test_a_port_in_use_is_found():

@@ -1,12 +1,13 @@
 """The state directory: who may read it, and that only one node lives there."""
 
+import errno
 import os
 import subprocess
 import sys
 
 import pytest
 
-from noloco_node.errors import NodeAlreadyRunning, UsageError
+from noloco_node.errors import DiskFull, NodeAlreadyRunning, UsageError
 from noloco_node.host.home import MAX_SOCKET_PATH_BYTES, Home
 
 _HOLD = """
@@ -80,6 +81,15 @@ def test_a_path_too_long_for_a_socket_is_refused(tmp_path):
     assert len(os.fsencode(Home(fits).create().socket)) == MAX_SOCKET_PATH_BYTES
     with pytest.raises(UsageError, match=r"108 bytes, 107 are possible.*--home"):
         Home(fits.with_name(fits.name + "x")).create()
+
+
+def test_a_full_disk_is_named_where_the_pid_is_written(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(DiskFull, match="the disk is full"), Home(tmp_path).create().lock():
+        raise AssertionError("unreachable")
 
 
 def test_a_place_where_nothing_can_be_written(tmp_path):

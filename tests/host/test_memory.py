@@ -1,10 +1,12 @@
-"""How much memory this process has and had."""
+"""How much memory there is, and how much this process has and had."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from noloco_node.host import memory
 
 SCRIPT = """
 from noloco_node.host import memory
@@ -13,6 +15,16 @@ block = bytearray(b"1") * (64 << 20)
 del block
 print(memory.peak_bytes() - before)
 """
+
+
+def test_what_a_container_keeps_of_files_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    kept = "anon 100\ninactive_file 600\nactive_file 250\nactive_anon 100\n"
+    for name, text in (("max", "1000\n"), ("current", "990\n"), ("stat", kept)):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert memory.free_bytes() == 860
+    (tmp_path / "memory.max").write_text("max\n")
+    assert (memory.free_bytes() or 0) > 10**6, "the machine's"
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no proc(5) here")

@@ -213,6 +213,20 @@ def test_an_evaluation_says_on_stderr_that_it_goes_on(exported: Path, capsys: py
     assert re.fullmatch(r"evaluating: 0 of \d+ done\n", capsys.readouterr().err), "in a log too, before it begins"
 
 
+def test_where_a_node_fills_the_gpu_only_the_loss_is_missing(
+    made: Left, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("noloco_node.publish.evaluate.measure", measure)
+    to, home = tmp_path / "model", ("--home", str(made.home.root))
+    assert main(["export", "--to", str(to), *home]) == 0
+    assert "exported without its loss" in capsys.readouterr().err and (to / "config.json").exists()
+    assert main(["eval", *home]) == 21
+    assert "use --device cpu" in capsys.readouterr().err
+
+
 def test_a_token_is_a_byte(exported: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(exported)
     everything = "".join(map(chr, [*range(0x300), 0x20AC, 0x65E5, 0x1F600])) + "  \r\n\t <s> def f(x):\n    return"
