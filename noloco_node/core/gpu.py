@@ -10,8 +10,8 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -131,6 +131,19 @@ def reach(event: "torch.cuda.Event | None") -> None:
     """The thread waits for the event: before it reads what a GPU writes into host memory."""
     if event is not None:
         event.synchronize()
+
+
+@contextmanager
+def lent(device: torch.device) -> Iterator[None]:
+    """Around the time in which another thread works on the device, on its default stream: that comes after what this
+    thread has queued so far, and what this thread queues from then on comes after that."""
+    if device.type != "cuda":
+        yield
+        return
+    ours, theirs = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
+    theirs.wait_stream(ours)
+    yield
+    ours.wait_stream(theirs)
 
 
 def keep(tensors: Iterable[Tensor]) -> None:

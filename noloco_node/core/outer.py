@@ -115,10 +115,10 @@ def correct(  # noqa: PLR0913, PLR0917 - the replica's three tensors stay visibl
     kept = hyper.alpha**late
     moved = shift(hyper, late)
     for t, p, d, part in _pieces(theta, phi, delta, c):
-        near = _brought(part, t)
+        near, momentum, slow = _brought(part, t), _brought(d, t), _brought(p, t)  # before θ changes: it may be too much
         t.add_(near, alpha=moved)
-        _write_back(d, _brought(d, t).add_(near, alpha=kept))
-        _write_back(p, _brought(p, t).add_(near, alpha=moved))
+        _write_back(d, momentum.add_(near, alpha=kept))
+        _write_back(p, slow.add_(near, alpha=moved))
 
 
 def shift(hyper: OuterSettings, late: int) -> float:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node import cli
+from noloco_node.core import gpu
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.loop.island import Follower, Island, News
 from noloco_node.loop.task import Loop
@@ -152,7 +153,9 @@ class Swarm:
             raise self._fault
 
     def _wait(self, loss: float, *, enters: bool = False) -> None:
-        if not self._turns.wait(loss):
+        with gpu.lent(self._task.device):
+            goes_on = self._turns.wait(loss)
+        if not goes_on:
             self.over = True
             if self._fault:
                 raise self._fault

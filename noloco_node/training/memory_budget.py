@@ -263,4 +263,4 @@ class MicroBatch:
             self.size, self._counted = self._largest, True
         elif self._calm >= CALM_STEPS:
             self._calm, self.size = 0, min(2 * self.size, self._largest)
-            self._counts = self.size == self._largest
+            self._counts |= self.size == self._largest

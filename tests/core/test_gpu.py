@@ -6,6 +6,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from pretended_device import pretended_gpu
 
 from noloco_node.core import gpu
 
@@ -93,3 +94,18 @@ def test_on_a_cpu_nothing_is_copied_and_nothing_waits() -> None:
     gpu.keep(tensors)
     with gpu.on(None):
         pass
+
+
+def test_a_loop_on_a_stream_of_its_own_takes_turns_with_the_training_thread():
+    with pretended_gpu() as watched:
+        theta, own = torch.zeros(8, device="cuda"), torch.cuda.Stream()
+        own.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(own):
+            theta.add_(1)
+            with gpu.lent(theta.device), torch.cuda.stream(torch.cuda.default_stream()):
+                theta.add_(1)
+            theta.add_(1)
+        assert not watched.races
+        with torch.cuda.stream(own), torch.cuda.stream(torch.cuda.default_stream()):
+            theta.add_(1)
+        assert watched.races, "which the test would see"

@@ -228,6 +228,24 @@ def test_vectors_longer_than_a_piece(monkeypatch):
     assert torch.equal(pieced.delta, whole.delta)
 
 
+def test_a_correction_for_which_memory_is_missing_changes_nothing(monkeypatch):
+    """It is added again, and then once in all."""
+    brought, calls = outer._brought, 0
+
+    def short(part, like):
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return brought(part, like)
+
+    monkeypatch.setattr(outer, "_brought", short)
+    theta, phi, delta, c = (torch.full((8,), float(i)) for i in range(4))
+    with pytest.raises(torch.OutOfMemoryError):
+        outer.correct(theta, phi, delta, c, OuterSettings(0.5, 0.7, 0.7))
+    assert (theta == 0).all() and (phi == 1).all() and (delta == 2).all()
+
+
 def test_a_gpu_gets_few_and_large_operations():
     hyper = OuterSettings(0.5, 0.7, 0.7)
     with pretended_gpu() as gpu:

@@ -204,6 +204,17 @@ def test_one_that_is_halved_grows_back_at_once_where_it_fits_again() -> None:
     assert micro.size == 64, "it has fitted since"
 
 
+def test_one_that_was_halved_for_long_grows_back_at_once_too() -> None:
+    micro = MicroBatch(64, 64)
+    for _ in range(3):
+        micro.halve()
+    for _ in range(CALM_STEPS):
+        micro.stepped(lambda: False)
+    assert micro.size == 16
+    micro.stepped(lambda: True)
+    assert micro.size == 64
+
+
 def test_the_search_leaves_no_trace_in_what_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real search, on a CPU that is asked for its memory as if it were a GPU."""
     sure, searching = small_replica(), small_replica()

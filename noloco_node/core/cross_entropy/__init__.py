@@ -45,7 +45,8 @@ class _Picked(torch.autograd.Function):
         if ctx.kernels is not None:
             logits, targets = logits.contiguous(), targets.contiguous()
             picked: Tensor
-            picked, sums = ctx.kernels.forward(logits, targets)
+            with torch.cuda.device(logits.device):  # Triton starts kernels on the thread's GPU
+                picked, sums = ctx.kernels.forward(logits, targets)
             ctx.save_for_backward(logits, targets, sums)
             return picked
         ctx.save_for_backward(logits, targets)

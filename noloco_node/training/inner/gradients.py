@@ -123,17 +123,21 @@ class Gradients:
     def finish(self) -> tuple[float, float | None]:
         """Loss of that batch and norm of its gradient, before clipping; None: not known. Waits for the device. Raises
         ShortOfMemory."""
-        if self._workers:
-            self._workers.until(self._found.is_there)
-        loss, norm = self._found.read()
+        loss, norm = self._read()
         if self._scale is None:
             return loss, norm
         while self._scale.is_too_large(loss, norm):
-            loss, norm = self._fitting(self._pass).read()
+            self._found = self._fitting(self._pass)
+            loss, norm = self._read()
         by = self._scale.value
         self._optimizer.divide(by)
         self._scale.used(norm)
         return loss / by, norm / by
+
+    def _read(self) -> list[float]:
+        if self._workers:
+            self._workers.until(self._found.is_there)
+        return self._found.read()
 
     def _pass(self) -> gpu.Reading:
         self._optimizer.free_gradients()
