@@ -30,8 +30,12 @@ def read(file: Path) -> dict[str, Entry]:
 
 
 def write(file: Path, entries: dict[str, Entry]) -> None:
-    plain = {test: asdict(entry) for test, entry in entries.items()}
-    file.write_text(json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    lines = (f"{json.dumps(test)}: {_plain(entry)}" for test, entry in sorted(entries.items()))
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _plain(entry: Entry) -> str:
+    return json.dumps(asdict(entry), sort_keys=True, ensure_ascii=False)
 
 
 class FiguresFile:

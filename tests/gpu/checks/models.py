@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from checks.place import Place, require_close, require_same
+from replicas import SMALL
 
 from noloco_node.data.corpus import Corpus
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
 
-SMALL = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 MIDDLE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4}
 """3.3 M parameters: four fragments, whole products, and a step of some milliseconds."""
 
@@ -52,16 +52,6 @@ def same_each_time() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-
-
-def train(inner: Replica, steps: int) -> list[float]:
-    """With the local outer step wherever a phase ends."""
-    losses = []
-    for _ in range(steps):
-        losses.append(inner.step())
-        if inner.position.phase_over:
-            inner.boundary()
-    return losses
 
 
 def vectors(inner: Replica) -> dict[str, torch.Tensor]:

@@ -8,7 +8,6 @@ import math
 import os
 import platform
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -223,8 +222,3 @@ def own_frame(stack: Any) -> str | None:
         if f"{os.sep}noloco_node{os.sep}" in frame.filename:
             return f"noloco_node/{frame.filename.rpartition('noloco_node' + os.sep)[2]}:{frame.lineno} {frame.line}"
     return None
-
-
-def flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()

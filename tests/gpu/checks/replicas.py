@@ -13,11 +13,10 @@ from checks.models import (
     require_same_vectors,
     same_each_time,
     small_run,
-    train,
     vectors,
 )
 from checks.place import Place, Seen, Skip, require_close, require_same
-from replicas import live_state
+from replicas import live_state, train
 from torch import Tensor
 
 from noloco_node.core.codecs.codec import BLOCK

@@ -13,9 +13,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from checks.models import replica, require_same_vectors, same_each_time, small_run, train, vectors
+from checks.models import replica, require_same_vectors, same_each_time, small_run, vectors
 from checks.place import Place, Seen, require_same
 from checks.threads import DEADLINE_S, Posts, answer, arrive, correction, swap, talk
+from replicas import train
 from torch import Tensor
 
 from noloco_node.core import gpu
