@@ -149,7 +149,7 @@ class VirtualSwarm:
 
     def _perform(self, node: _Node, action: moves.Action) -> None:
         match action:
-            case moves.Call(exchange, peer, _, patience_s, deadline_s):
+            case moves.Call(exchange, peer, patience_s, deadline_s):
                 self.done["calls"] += 1
                 call = self._calls[exchange] = _Call(node, self._nodes[peer])
                 self._tell(call.callee, moves.Called(exchange, node.name, patience_s, node.name))

@@ -435,7 +435,7 @@ class Round:
         offer.calls += 1
         offer.reason = "no_answer"
         deadline_s = min(max(ANSWER_SHARE * self._phase_s, MIN_ANSWER_S), MAX_ANSWER_S)
-        return Call(exchange, peer, offer.round, self._patience_s(offer, now), deadline_s)
+        return Call(exchange, peer, self._patience_s(offer, now), deadline_s)
 
     def _patience_s(self, offer: _Offer, now: float) -> float:
         """How late a swap may begin. A short one should end before the boundary: else that round has no offer."""

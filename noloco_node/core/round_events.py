@@ -164,7 +164,6 @@ Event = (
 class Call:
     exchange: bytes
     peer: str
-    round: int
     patience_s: float
     deadline_s: float
     """For the answer. A call goes on over a boundary: the new offer replaces the old one in it."""

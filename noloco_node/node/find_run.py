@@ -108,18 +108,28 @@ async def ask(  # noqa: PLR0913
     loop = asyncio.get_running_loop()
     goes_on_at = loop.time() + UNANNOUNCED_S
     failure: NolocoError = SwarmUnreachable("no bootstrap node answers: check the addresses, or try again later")
+    known: dict[str, list[run_registry.KnownRun]] = {}
+
+    def runs() -> list[run_registry.KnownRun]:
+        return [run for peer in rendezvous for run in known.get(peer, ())]
+
+    def chosen() -> Signed:
+        return choose(runs(), next(peer for peer in known if known[peer]))
+
     try:
         async with asyncio.timeout(FIND_RUN_S):
             while True:
                 known = await _known(channel, rendezvous, run_id, author or "")
-                if runs := [run for peer in rendezvous for run in known.get(peer, ())]:
-                    return choose(runs, next(peer for peer in known if known[peer]))
-                if known:
+                if any(verify(run.signed).run_id.startswith(run_id or "") for run in runs()):
+                    return chosen()
+                if known and not runs():
                     failure = SwarmUnreachable("no run is announced there: start its first node with --bootstrap, too")
                     if left and loop.time() >= goes_on_at:
                         return left
                 await asyncio.sleep(RETRY_S)
     except TimeoutError:
+        if runs():
+            return chosen()  # which says that the one that was named is not among them
         raise failure from None
 
 

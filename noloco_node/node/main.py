@@ -9,15 +9,18 @@ import gc
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from noloco_node.errors import EXIT_INTERRUPTED, NolocoError
+from noloco_node.errors import EXIT_INTERRUPTED, NolocoError, SwarmUnreachable
 from noloco_node.host.config import NodeConfig
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.node.rendezvous import RendezvousNode
 from noloco_node.node.trainer import TrainingNode
 from noloco_node.run.manifest import Signed
+
+ASK_EVERY_S, ASK_FOR_S = 30.0, 600.0
+"""A rendezvous that restarts is back in a minute."""
 
 
 async def train(
@@ -30,12 +33,9 @@ async def train(
     `again`: the settings for another start, with a port that is free and bootstrap nodes that answer. Returns the exit
     code, as `rendezvous` does; both raise NolocoError for what a user should read."""
     node = TrainingNode(config, report, signed)
-    with _told_to_leave(lambda: node, report):
+    with _told_to_leave(lambda: node, report) as told:
         await node.run()
-        while move := node.moves():
-            afresh = await again(config)
-            if not node.moves():  # told to leave meanwhile
-                break
+        while (move := node.moves()) and (afresh := await _settings(again, config, told, report)):
             node = TrainingNode(afresh, report, move.signed, move.to)
             gc.collect()  # what it held of the other stage
             try:
@@ -45,9 +45,31 @@ async def train(
                     raise
                 report(f"stage {move.to} cannot be taken ({error}): back to stage {move.stage}")
                 config = replace(config, stage=move.stage)  # and stays there
-                node = TrainingNode(await again(config), report, move.signed, move.stage)
+                if (afresh := await _settings(again, config, told, report)) is None:
+                    break
+                node = TrainingNode(afresh, report, move.signed, move.stage)
                 await node.run()
     return 0
+
+
+async def _settings(
+    again: Callable[[NodeConfig], Awaitable[NodeConfig]], config: NodeConfig, told: asyncio.Event, report: Report
+) -> NodeConfig | None:
+    """For another start of a healthy node; None: told to leave meanwhile. Raises SwarmUnreachable only when nobody
+    has answered for ASK_FOR_S."""
+    until = asyncio.get_running_loop().time() + ASK_FOR_S
+    while not told.is_set():
+        try:
+            afresh = await again(config)
+            return None if told.is_set() else afresh
+        except SwarmUnreachable as error:
+            if asyncio.get_running_loop().time() >= until:
+                raise
+            report(f"{error}. It is tried again in {ASK_EVERY_S:.0f} s")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ASK_EVERY_S):
+                    await told.wait()
+    return None
 
 
 async def rendezvous(config: NodeConfig, report: Report) -> int:
@@ -59,13 +81,16 @@ async def rendezvous(config: NodeConfig, report: Report) -> int:
 
 
 @contextmanager
-def _told_to_leave(node: Callable[[], BaseNode], report: Report) -> Iterator[None]:
+def _told_to_leave(node: Callable[[], BaseNode], report: Report) -> Iterator[asyncio.Event]:
+    told = asyncio.Event()
+
     def leave() -> None:
         report("leaving: Ctrl-C again ends it at once, without saving")
+        told.set()
         node().leave()
 
     with _signals(leave):
-        yield
+        yield told
 
 
 @contextmanager

@@ -72,7 +72,7 @@ class RendezvousNode(BaseNode):
         )
 
     def peers(self) -> PeersView:
-        return rows.peers_view(map(self._run_seen, self._runs.known))
+        return rows.peers_view(map(self._run_seen, run_registry.first_copies(self._runs.known)))
 
     async def _rejoin(self) -> None:
         if self._swarm:

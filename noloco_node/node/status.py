@@ -103,7 +103,6 @@ def peers(
 def presence(  # noqa: PLR0913, PLR0917
     state: NodeState,
     stats: NodeStats,
-    run: Manifest,
     addresses: Collection[Address],
     amendment: int = 0,
     admission: bytes = b"",
@@ -113,10 +112,8 @@ def presence(  # noqa: PLR0913, PLR0917
         state=state,
         round=stats.round,
         step=stats.step,
-        progress=min(1.0, stats.round / run.rounds),
         loss=stats.last.loss if stats.last else 0.0,
         tokens_per_s=(stats.last.tokens_per_s if stats.last else None) or 0.0,
-        tokens=stats.tokens,
         addresses=tuple(addresses)[:MAX_ADDRESSES],
         eval_loss=stats.eval_loss or 0.0,
         partner=stats.last_round.partner if stats.last_round else "",

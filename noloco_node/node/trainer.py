@@ -10,7 +10,6 @@ happened to node/lifecycle.py and carries out what that decides. The order of st
 import asyncio
 import logging
 import random
-import secrets
 import time
 from collections.abc import AsyncGenerator, Collection, Coroutine
 from contextlib import aclosing, suppress
@@ -103,14 +102,13 @@ class TrainingNode(BaseNode):
         self._signed, self._brought = signed, brought
         self._brings_run = (signed is not None or config.start_over) and moves_to is None
         """Whether it may begin with the run's first weights where nobody has later ones."""
-        self._boot = secrets.token_bytes(16)
         self._sources = Sources(config.data, config.tokenizer, self._home.data, config.encoding)
         self._known_runs = run_registry.RunRegistry()
         self._recorder = Recorder(self._identity.peer_id)
         self._stats = self._recorder.stats
         self._policy = Policy(config, self._home, lambda: self._stats.last_round)
         traffic = self._policy.traffic
-        self._rounds = RoundService(self._transport, self._boot, random.Random(), self, self._observe, pace=traffic)
+        self._rounds = RoundService(self._transport, random.Random(), self, self._observe, pace=traffic)
         is_partner = self._transport.is_partner = lambda peer: self._rounds.standing(peer).committed > 0
         caller, channel, place = self._transport.caller, self._transport.channel, self._transport.place
         self._state_service = StateService(
@@ -186,7 +184,6 @@ class TrainingNode(BaseNode):
             bootstrap,
             self._identity,
             run.run_id,
-            boot=self._boot,
             stores=stores,
             place_of=place_of,
             answering=answering,
@@ -223,7 +220,7 @@ class TrainingNode(BaseNode):
 
     async def _choose_stage(self, run: Manifest, stages: int) -> Position:
         config, folder = replace(self._config, stage=self._takes or self._config.stage), self._home.run(run.run_id)
-        at = await which_stage.choose(self._look, run, stages, config, folder)
+        at = await which_stage.choose(self._look, stages, config, folder)
         self._report(f"holding stage {at}")
         if at.first:
             sources.check(run.data, self._sources)
@@ -580,11 +577,15 @@ class TrainingNode(BaseNode):
 
     async def adopt(self, state: client.LiveState) -> None:
         if self._thread and self._run:
-            before = self._stats.round
-            await asyncio.wrap_future(self._thread.adopt(state.round, state.data))
-            self._stats.round = state.round
-            if target := self._stats.rounds_target:
-                self._stats.rounds_target = min(self._run.rounds, target + max(0, state.round - before))
+            # what the training thread has begun it ends, though this node may be paused meanwhile
+            await asyncio.shield(asyncio.ensure_future(self._adopt(self._thread, self._run, state)))
+
+    async def _adopt(self, thread: TrainingThread, run: Manifest, state: client.LiveState) -> None:
+        before = self._stats.round
+        await asyncio.wrap_future(thread.adopt(state.round, state.data))
+        self._stats.round = state.round
+        if target := self._stats.rounds_target:
+            self._stats.rounds_target = min(run.rounds, target + max(0, state.round - before))
 
     def caught_up(self) -> None:
         self._handle(lifecycle.Signal.CAUGHT_UP)
@@ -621,7 +622,7 @@ class TrainingNode(BaseNode):
             addresses = self._transport.addresses()
             known = self._known_runs.version(self._run.run_id)  # what others get who ask for it
             stage = self._at.number if self._at else 0
-            record = status.presence(self._life.state, self._stats, self._run, addresses, known, self._token, stage)
+            record = status.presence(self._life.state, self._stats, addresses, known, self._token, stage)
             await self._membership.publish(record)
 
     async def _publish_now(self) -> None:

@@ -17,7 +17,7 @@ from noloco_node.base.states import NodeState
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host.config import NodeConfig
 from noloco_node.peers.record import PeerRecord
-from noloco_node.run.schema import MAX_STAGES, Manifest
+from noloco_node.run.schema import MAX_STAGES
 from noloco_node.stages.part import Position
 from noloco_node.state_transfer.choose_donor import STALE_ROUNDS
 
@@ -32,7 +32,7 @@ LOOKS, LOOK_S = 3, 1.0
 
 
 async def choose(
-    look: Callable[[], Awaitable[Collection[PeerRecord]]], run: Manifest, stages: int, config: NodeConfig, folder: Path
+    look: Callable[[], Awaitable[Collection[PeerRecord]]], stages: int, config: NodeConfig, folder: Path
 ) -> Position:
     """`look` gives the other nodes of the run; `folder`: of the run in this home. Raises UsageError."""
     if config.stage is not None and config.stage > stages:

@@ -66,7 +66,6 @@ class Directory:
         identity: Identity | None = None,
         run_id: str = "",
         *,
-        boot: bytes | None = None,
         stores: bool = True,
         ttl_s: float = 60.0,
         refresh_s: float = 20.0,
@@ -87,8 +86,7 @@ class Directory:
         self._run_id = run_id
         self._stores = stores
         """Whether this node stores records of others: not where nobody can call it to read them."""
-        self._boot = boot or secrets.token_bytes(16)
-        self._started = time.time()
+        self._boot = secrets.token_bytes(16)
         self._last: Presence | None = None
         self._rng = random.Random()
         self._size = SizeEstimate(self._rng)
@@ -167,7 +165,6 @@ class Directory:
             presence,
             run_id=self._run_id,
             boot=self._boot,
-            started=self._started,
             now=now,
             peers=self._size.peers,
         )

@@ -40,11 +40,8 @@ class Presence:
     """joining, training, paused, leaving, or another word in lower case."""
     round: int
     step: int
-    progress: float
-    """0 to 1."""
     loss: float
     tokens_per_s: float
-    tokens: int
     addresses: tuple[Address, ...]
     """With its peer id."""
     eval_loss: float = 0.0
@@ -92,7 +89,7 @@ def key_of(run_id: str, bucket: str) -> str:
 
 
 def signed_record(  # noqa: PLR0913
-    identity: Identity, presence: Presence, *, run_id: str, boot: bytes, started: float, now: float, peers: int = 0
+    identity: Identity, presence: Presence, *, run_id: str, boot: bytes, now: float, peers: int = 0
 ) -> bytes:
     """`peers`: how many this node estimates, itself included; 0: no estimate."""
     body = pb.Presence(
@@ -100,7 +97,6 @@ def signed_record(  # noqa: PLR0913
         run_id=bytes.fromhex(run_id),
         boot=boot,
         addresses=map(str, presence.addresses),
-        started=started,
         time=now,
         version=VERSION,
         peers=peers,
@@ -144,15 +140,14 @@ def accept(peer_id: str, record: bytes, run_id: str, now: float, ttl_s: float) -
 
 
 def _is_sane(presence: pb.Presence) -> bool:
-    wholes = (presence.round, presence.step, presence.tokens, presence.peers, presence.committed, presence.amendment)
-    reals = (presence.loss, presence.eval_loss, presence.tokens_per_s, presence.started)
+    wholes = (presence.round, presence.step, presence.peers, presence.committed, presence.amendment)
+    reals = (presence.loss, presence.eval_loss, presence.tokens_per_s)
     return (
         len(presence.boot) == 16
         and re.fullmatch("[a-z]{1,16}", presence.state) is not None
         and re.fullmatch("[0-9A-Za-z.+-]{1,32}", presence.version) is not None
         and all(whole <= MAX_WHOLE for whole in wholes)
         and all(abs(real) <= MAX_REAL for real in reals)
-        and 0 <= presence.progress <= 1
         and (not presence.partner or is_peer_id(presence.partner))
         and len(presence.admission) in (0, TOKEN_BYTES)
         and presence.stage <= MAX_STAGES
@@ -174,7 +169,5 @@ def read_addresses(texts: Sequence[str], peer_id: str) -> tuple[Address, ...] | 
 
 
 def is_publishable(address: Address, peer_id: str) -> bool:
-    """Whether others accept this address in a record: they drop one with a network interface in it, like fe80::1%eth0,
-    and older versions one with a name like my_host."""
-    plain = "%" not in address.host and "_" not in address.host
-    return address.peer == peer_id and plain and len(str(address)) <= MAX_ADDRESS_LETTERS
+    """Whether others accept this address in a record: not with a network interface in it, like fe80::1%eth0."""
+    return address.peer == peer_id and "%" not in address.host and len(str(address)) <= MAX_ADDRESS_LETTERS

@@ -13,7 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count, repeat
+from itertools import count
 from typing import Any, NamedTuple
 
 import grpc
@@ -40,7 +40,7 @@ class KnownRun(NamedTuple):
 
     signed: Signed
     training: int
-    """How many nodes the peer sees training in it; 0 also where it does not report any."""
+    """How many nodes the peer sees training in it."""
     amendment: SignedAmendment | None = None
     """The newest that the peer knows. Its signature has not been checked."""
 
@@ -141,8 +141,7 @@ async def ask(channel: grpc.aio.Channel, only: Signed | None = None) -> list[Kno
     with peer_faults():
         reply = await RunsStub(channel).List(pb.RunsRequest(), timeout=CALL_S)
     runs = []
-    training = [*reply.training, *repeat(0, len(reply.runs))]
-    for message, there in zip(reply.runs[:MAX_RUNS], training, strict=False):
+    for message, there in zip(reply.runs[:MAX_RUNS], reply.training, strict=False):
         try:
             signed = _decode(message)
             if only and (signed.manifest, signed.author) != (only.manifest, only.author):
@@ -162,6 +161,14 @@ async def announce(
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException):
             log.debug("a run could not be announced: %r", result)
+
+
+def first_copies(copies: Iterable[Signed]) -> list[Signed]:
+    """Of several that signed one run, the first."""
+    found: dict[bytes, Signed] = {}
+    for signed in copies:
+        found.setdefault(signed.manifest, signed)
+    return list(found.values())
 
 
 def choose(known: Sequence[KnownRun], run_id: str | None, author: str | None) -> Signed:

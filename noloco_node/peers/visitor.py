@@ -46,7 +46,7 @@ class Visitor:
                 "cannot reach the swarm: no bootstrap node says which runs it knows. "
                 "Does it run a compatible version of noloco-node?"
             )
-        return list({run.signed.manifest: run.signed for answer in answers for run in answer}.values())
+        return run_registry.first_copies(run.signed for answer in answers for run in answer)
 
     async def peers(self) -> PeersView:
         """The peers of every run that is known there."""

@@ -33,7 +33,7 @@ Mbit/s, 30 M elements, with 128, 256 and 400 kB: 2.9 to 3.0, 2.9 to 3.3 and 2.8 
 LEAST_BYTES_S = 4e6
 """What is taken to come in at least: nothing has, at first."""
 UNKNOWN_AHEAD_BYTES = 1 << 20
-"""Where a partner of an older version has not said how long a round trip takes."""
+"""Before the caller has said how long a round trip takes."""
 HOLD_S = 0.25
 """A partner that sends nothing for so long waits for us: then one piece goes."""
 SMALL_BYTES = 32 << 10

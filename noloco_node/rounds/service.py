@@ -126,10 +126,9 @@ def answer_swaps(server: Any, answer: Callable[[AsyncIterator[bytes], Any], Asyn
 
 
 class RoundService:
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         channels: Channels,
-        boot: bytes,
         random: Random,
         trainer: RoundListener,
         observe: Callable[[Event], None],
@@ -137,7 +136,6 @@ class RoundService:
         pace: Traffic | None = None,
     ) -> None:
         self._channels = channels
-        self._boot = boot
         self._machine = core.Round(random, channels.peer_id)
         self._trainer = trainer
         self._observe = observe
@@ -155,7 +153,7 @@ class RoundService:
         self._under_way: _SwapUnderWay | None = None
         self._backlog = Backlog()
         self._links: set[Link] = set()
-        self._seen: dict[tuple[str, bytes, bytes], None] = {}
+        self._seen: dict[tuple[str, bytes], None] = {}
         self._partners: dict[bytes, tuple[int, str]] = {}
         """Round and partner of the latest exchanges."""
         self._round_trips: dict[str, float] = {}
@@ -341,14 +339,14 @@ class RoundService:
         match answer:
             case wire.Refusal(code, retry_in_s):
                 self._handle(round_events.Refused(call.exchange, code.reason, retry_in_s))
-            case wire.Accept(_, _, token, _) if why := self._refuses(call.peer, token):
+            case wire.Accept(token) if why := self._refuses(call.peer, token):
                 self._handle(round_events.Refused(call.exchange, why, 0.0))
                 link.end_with(wire.Refusal(wire.Code[why.upper()]))
-            case wire.Accept(_, _, _, in_turn):
+            case wire.Accept():
                 self._note_round_trip(call.peer, link)
                 self._handle(round_events.Accepted(call.exchange))
                 if self._machine.swapping == call.exchange and (ours := self._machine.offered) is not None:
-                    await self._swap(call.exchange, call.peer, ours, link, leads=True, in_turn=in_turn)
+                    await self._swap(call.exchange, call.peer, ours, link, leads=True)
             case _:
                 raise PeerMisbehaved("unexpected_frame", type(answer).__name__)
 
@@ -374,12 +372,9 @@ class RoundService:
             terms.run_id,
             terms.layout,
             call.exchange,
-            self._boot,
-            call.round,
             terms.fragments,
             call.patience_s,
             terms.admission,
-            in_turn=True,
         )
 
     # ---- being called ----
@@ -431,9 +426,8 @@ class RoundService:
             verdict = await self._verdict(peer, place, offer, link)
             if isinstance(verdict, round_events.Refuse):
                 raise PeerRefused(verdict.reason, verdict.retry_in_s)
-            token, in_turn = self._terms.admission if self._terms else b"", offer.in_turn
-            link.send(wire.Accept(self._boot, verdict.round, token, in_turn))
-            await self._swap(verdict.exchange, peer, verdict.round, link, leads=False, in_turn=in_turn)
+            link.send(wire.Accept(self._terms.admission if self._terms else b""))
+            await self._swap(verdict.exchange, peer, verdict.round, link, leads=False)
         finally:
             if self._callers.get(peer) is caller:
                 del self._callers[peer]
@@ -454,7 +448,7 @@ class RoundService:
             raise PeerRefused("incompatible")
         if why := self._refuses(peer, offer.admission):
             raise PeerRefused(why)
-        identity, used = (peer, offer.boot, offer.exchange_id), (self._verdicts, self._tasks, self._partners)
+        identity, used = (peer, offer.exchange_id), (self._verdicts, self._tasks, self._partners)
         if identity in self._seen or any(offer.exchange_id in exchanges for exchanges in used):
             self.misbehaved(peer, "stale")
             raise PeerRefused("stale")  # each caller draws its own: an id that was used is a replay, from any sender
@@ -477,15 +471,11 @@ class RoundService:
             del self._verdicts[exchange]
 
     # ---- swapping ----
-    async def _swap(  # noqa: PLR0913
-        self, exchange: bytes, peer: str, round: int, link: Link, *, leads: bool, in_turn: bool
-    ) -> None:
+    async def _swap(self, exchange: bytes, peer: str, round: int, link: Link, *, leads: bool) -> None:
         vectors = self._offers[round]
         order, stall_s = fragments.order(vectors.fragments, exchange), self._machine.stall_s
         remember(self._partners, exchange, (round, peer), PARTNERS)
-        swap = Swap(
-            link, vectors, exchange, order, leads=leads, in_turn=in_turn, stall_s=stall_s, backlog=self._backlog
-        )
+        swap = Swap(link, vectors, exchange, order, leads=leads, stall_s=stall_s, backlog=self._backlog)
         self._under_way = _SwapUnderWay(peer, link, swap, asyncio.get_running_loop().time())
         if task := asyncio.current_task():
             self._tasks[exchange] = task

@@ -16,12 +16,10 @@ the training thread's. The rules:
   fails leaves at most one that its leader applied and the other did not: `one_sided` counts what may be such a one, so
   both sides may count theirs. What was applied stays.
 - The two lead in turn, the caller the last fragment. Who does not lead a fragment acknowledges it as soon as it is
-  whole. The leader's Ack of one fragment shows that it applied the one before. So two are applied in a round trip. With
-  a partner that cannot lead in turn, the caller leads all of them, and the callee acknowledges a fragment when it has
-  applied the one before: one in a round trip.
+  whole. The leader's Ack of one fragment shows that it applied the one before. So two are applied in a round trip.
 - Each side bounds how far a fragment may move it (core/bounds.py). Who does not lead says by which factor it wants the
   correction multiplied, and the leader's acknowledgement has the smaller of both, which both use: so corrections stay
-  exact opposites. A partner of an older version announces none: then our own half alone is bounded.
+  exact opposites.
 """
 
 import asyncio
@@ -44,8 +42,6 @@ PARTNER_DIVERGED = "partner_diverged"
 """The partner says that the two have diverged: its word proves nothing, it only ends the swap."""
 WINDOW = 6
 """Fragments under way. 30 M elements in 3 bits, 500 Mbit/s, 100 ms there and back: 2.5 s with 4, 2.1 with 6 and 8."""
-WINDOW_BEFORE = 4
-"""Of a partner that cannot lead in turn."""
 FRAME_S = 20.0
 """A partner that sends nothing for so long, not even a piece, is given up: that needs 26 kbit/s of a link."""
 DONE_S = 5.0
@@ -119,20 +115,17 @@ class Swap:
         order: Sequence[int],
         *,
         leads: bool,
-        in_turn: bool,
         stall_s: float,
         backlog: Backlog,
     ) -> None:
-        """`leads`: this side leads the last fragment. `in_turn`: and not all the others. `stall_s`: how long a partner
-        may make no progress, or longer where a fragment needs it."""
+        """`leads`: this side leads the last fragment. `stall_s`: how long a partner may make no progress, or longer
+        where a fragment needs it."""
         self._link = link
         self._vectors = vectors
         self._exchange_id = exchange_id
         self._order = order
         self._place = {index: place for place, index in enumerate(order)}
         self._leads = leads
-        self._in_turn = in_turn
-        self._window = WINDOW if in_turn else WINDOW_BEFORE
         self._stall_s = stall_s
         self._backlog = backlog
         self._opened = 0
@@ -189,7 +182,7 @@ class Swap:
                 await asyncio.wrap_future(self._vectors.settled())
 
     async def _open_ahead(self) -> None:
-        while self._opened < min(self.applied + self._window, len(self._order)):
+        while self._opened < min(self.applied + WINDOW, len(self._order)):
             index = self._order[self._opened]
             self._opened += 1
             self._send(index, await _done(self._vectors.open(index, self._exchange_id)), first=True)
@@ -208,40 +201,32 @@ class Swap:
             self._send(index, answer)
         else:
             self._whole[place] = answer
-            if self._in_turn or place == self.applied:
-                self._say(place)
+            if not self._leads_at(place):
+                self._link.send(wire.Ack(index, answer), first=True)
 
     def _leads_at(self, place: int) -> bool:
-        return self._leads != (self._in_turn and (len(self._order) - place) % 2 == 0)
+        return self._leads == ((len(self._order) - place) % 2 == 1)
 
     def _at_ack(self, index: int, scale: float) -> None:
         place = self._place.get(index, -1)
         if not self._link.has_sent(self._sent.get(place, -1)):  # else who reads nothing could have all of ours wait
             raise PeerMisbehaved("bad_ack", f"fragment {index}, which was not sent yet")
         if self._leads_at(place):
-            last = self._opened if self._in_turn else self.applied + 1
-            if not self.applied <= place < last or place in self._acked:
+            if not self.applied <= place < self._opened or place in self._acked:
                 raise PeerMisbehaved("bad_ack", f"fragment {index}")
             self._acked[place] = scale
-            if not self._in_turn:
-                self.one_sided = 0
         elif place != self.applied or place not in self._whole:
             raise PeerMisbehaved("bad_ack", f"fragment {index} before ours")
         elif scale > (allowed := self._whole[place]):
             raise PeerMisbehaved("bad_scale", f"{scale:g} where we allow {allowed:g}")
         else:
             self.one_sided = 0  # the partner applied all before this one
-            self._apply(scale or allowed)
-
-    def _say(self, place: int) -> None:
-        """That we have this fragment, if the partner leads it."""
-        if not self._leads_at(place):
-            self._link.send(wire.Ack(self._order[place], self._whole[place]), first=True)
+            self._apply(scale)
 
     def _lead(self) -> None:
         """Apply the next fragment first: both have it, and we lead it."""
         place = self.applied
-        scale = min(self._whole[place], self._acked.pop(place) or 1.0)
+        scale = min(self._whole[place], self._acked.pop(place))
         self._link.send(wire.Ack(self._order[place], scale), first=True)
         self._apply(scale)
         self.one_sided = 1
@@ -251,8 +236,6 @@ class Swap:
         added = self._vectors.apply(self._order[self.applied], scale)
         self._backlog.add(self._vectors.correction_bytes, added)
         self.applied += 1
-        if not self._in_turn and self.applied in self._whole:
-            self._say(self.applied)
 
     async def _finish(self) -> None:
         if not self._leads:

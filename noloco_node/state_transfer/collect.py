@@ -111,11 +111,13 @@ class Collector:
                 work.view = replace(work.view, failure=str(error), exit_code=error.exit_code)
             yield replace(work.view, done=True)
         finally:
-            self._busy = False
-            if not collecting.done() or work.view.failure:
-                collecting.cancel()
-                await asyncio.wait({collecting})
-                shutil.rmtree(self._home, ignore_errors=True)
+            try:
+                if not collecting.done() or work.view.failure:
+                    collecting.cancel()
+                    await asyncio.wait({collecting})
+                    shutil.rmtree(self._home, ignore_errors=True)
+            finally:
+                self._busy = False
 
     async def _gather(
         self,
@@ -128,7 +130,10 @@ class Collector:
         me = work.own
         oldest = me.round - STALE_ROUNDS
         donors = self._in_turn(there, me, peers, oldest)
-        folder = self._fresh_folder(work.own, min(peers, len(donors)) + len(stages))
+        sizes = [me.parameters] * (1 + min(peers, len(donors)))
+        for stage in stages:
+            sizes += [stage.parameters] * min(peers, len(stage.there))
+        folder = self._fresh_folder(sizes)
         round_, numbers = await asyncio.wrap_future(owner.live_state())
         if not await asyncio.to_thread(client.is_finite, numbers):
             raise NonFinite("this node's own weights hold NaN or Inf: average others, through another node")
@@ -140,7 +145,7 @@ class Collector:
         for stage in stages:
             before, oldest = len(work.view.states), self._oldest(stage, me)
             for donor in self._in_turn(stage.there, me, peers, oldest):
-                if len(work.view.states) - before >= max(1, peers):
+                if len(work.view.states) - before >= peers:
                     break
                 await work.take(folder, donor, stage, oldest)
         if len(work.view.states) == 1:
@@ -164,12 +169,12 @@ class Collector:
         drawn = places.several(random, {peer: self._place_of(peer) for peer in fit}, peers + MOST_SKIPPED)
         return sorted((fit[peer] for peer in drawn), key=lambda record: record.state != NodeState.TRAINING)
 
-    def _fresh_folder(self, own: OwnState, peers: int) -> Path:
-        """Raises DiskFull, UsageError."""
-        needed, free = (peers + 1) * _PLACE_BYTES * own.parameters, atomic_files.free_bytes(self._home)
+    def _fresh_folder(self, sizes: Sequence[int]) -> Path:
+        """`sizes`: parameters of each state. Raises DiskFull, UsageError."""
+        needed, free = _PLACE_BYTES * sum(sizes), atomic_files.free_bytes(self._home)
         if free is not None and free < needed:
             raise DiskFull(
-                f"the disk is full: {peers + 1} states need {size(needed)} in {self._home} and {size(free)} are left. "
+                f"the disk is full: {len(sizes)} states need {size(needed)} in {self._home} and {size(free)} are left. "
                 "Free some space, or average fewer"
             )
         shutil.rmtree(self._home, ignore_errors=True)

@@ -48,9 +48,6 @@ SPOILED, MOST_ADDED = 0.25, 1.0
 """By so much of its loss the donor's momentum may make it worse at the next boundary, and so long it may be relative to
 the weights: a round moves fresh weights by up to 0.7 of their norm."""
 
-UNIMPLEMENTED = "unimplemented"
-"""An older version, which has no samples."""
-
 log = logging.getLogger(__name__)
 
 Weights = NDArray[np.float32]
@@ -169,8 +166,6 @@ class CrossCheck:
                 raise PeerMisbehaved("nonfinite", "sample")
         except PeerFault as fault:
             log.debug("no sample of %s: %s", peer, fault)
-            if fault.reason == UNIMPLEMENTED:
-                self._silent.discard(peer)
         else:
             self._silent.discard(peer)
             self._claims[peer], self._weights[peer] = sample, weights

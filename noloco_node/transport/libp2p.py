@@ -191,9 +191,9 @@ class Libp2pTransport:
 
     async def place_seen(self, peer: str) -> str:
         """As `place_of`, for a peer that may have a connection to p2pd, but no stream of ours."""
-        if peer not in self._far_ends and peer not in self._connected:
-            far_end = await self._find_connected(peer)
-            remember(self._connected, peer, far_end.place if far_end else peer, _MAX_KNOWN)
+        unknown = peer not in self._far_ends and peer not in self._connected
+        if unknown and (far_end := await self._find_connected(peer)):
+            remember(self._connected, peer, far_end.place, _MAX_KNOWN)
         return self.place_of(peer) if peer in self._far_ends else self._connected.get(peer, peer)
 
     async def _find_connected(self, peer: str) -> FarEnd | None:

@@ -93,7 +93,7 @@ class Reachability:
         ours = seen_outside(found)
         self._asked = set(ours)
         ports = sorted({port for _, port in ours})
-        clocks = [*self.helpers, *self._others()][:_CLOCKS]
+        clocks = list(dict.fromkeys([*self.helpers, *self._others()]))[:_CLOCKS]
         looks = asyncio.gather(*(self_view.look(self._channel(peer), ports) for peer in self.helpers))
         self.skew, seen_by = await asyncio.gather(self_view.skew([self._channel(peer) for peer in clocks]), looks)
         views = [view for view in seen_by if view and (self._relays == ONLY or not _is_here(view.host))]

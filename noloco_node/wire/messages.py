@@ -60,23 +60,15 @@ class Offer:
     run_id: bytes
     layout: bytes
     exchange_id: bytes
-    boot: bytes
-    round: int
     fragments: int
     patience_s: float
     admission: bytes = b""
     """The sender's token (run/admission.py), here and below; empty: none."""
-    in_turn: bool = False
-    """The sender can lead in turn (rounds/swap.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    boot: bytes
-    round: int
     admission: bytes = b""
-    in_turn: bool = False
-    """Both lead in turn: only where the caller can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +88,9 @@ class Fragment:
 @dataclass(frozen=True, slots=True)
 class Ack:
     index: int
-    scale: float = 0.0
-    """What the sender multiplies the correction by. The leader's is final: both use it. The other's is what it allows.
-    0: a version that knows no factor."""
+    scale: float
+    """What the sender multiplies the correction by. The leader's is final: both use it. The other's is what it
+    allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,16 +184,13 @@ def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
                     run_id=frame.run_id,
                     layout=frame.layout,
                     exchange_id=frame.exchange_id,
-                    boot=frame.boot,
-                    round=frame.round,
                     fragments=frame.fragments,
                     patience_s=min(frame.patience_s, MAX_WAIT_S),
                     admission=frame.admission,
-                    in_turn=frame.in_turn,
                 )
             )
-        case Accept(boot, round_, admission, in_turn):
-            return pb.SwapFrame(accept=pb.Accept(boot=boot, round=round_, admission=admission, in_turn=in_turn))
+        case Accept(admission):
+            return pb.SwapFrame(accept=pb.Accept(admission=admission))
         case Refusal():
             return pb.SwapFrame(refusal=encode_refusal(frame))
         case Fragment(index, payload):
@@ -239,9 +228,7 @@ def decode(message: pb.SwapFrame) -> Frame:  # noqa: PLR0911 - one for each kind
         case "offer":
             return _decode_offer(message.offer)
         case "accept":
-            accept = message.accept
-            round_ = bounded(accept.round, MAX_ROUND, "round")
-            return Accept(sized(accept.boot, 16, "boot"), round_, token(accept.admission), accept.in_turn)
+            return Accept(token(message.accept.admission))
         case "refusal":
             return decode_refusal(message.refusal)
         case "fragment":
@@ -249,8 +236,8 @@ def decode(message: pb.SwapFrame) -> Frame:  # noqa: PLR0911 - one for each kind
             return Fragment(bounded(fragment.index, MAX_FRAGMENTS, "index"), fragment.payload)
         case "ack":
             scale = message.ack.scale
-            if not 0 <= scale <= 1:  # false for NaN too
-                raise PeerMisbehaved("bad_scale", f"{scale:g} is not from 0 to 1")
+            if not 0 < scale <= 1:  # false for NaN too
+                raise PeerMisbehaved("bad_scale", f"{scale:g} is not above 0 and at most 1")
             return Ack(bounded(message.ack.index, MAX_FRAGMENTS, "index"), scale)
         case "done":
             return Done()
@@ -382,12 +369,9 @@ def _decode_offer(offer: pb.Offer) -> Offer:
         run_id=sized(offer.run_id, 32, "run_id"),
         layout=sized(offer.layout, 32, "layout"),
         exchange_id=sized(offer.exchange_id, 16, "exchange_id"),
-        boot=sized(offer.boot, 16, "boot"),
-        round=bounded(offer.round, MAX_ROUND, "round"),
         fragments=bounded(offer.fragments, MAX_FRAGMENTS, "fragments"),
         patience_s=_seconds(offer.patience_s, "patience_s"),
         admission=token(offer.admission),
-        in_turn=offer.in_turn,
     )
 
 

@@ -62,40 +62,28 @@ class SwapFrame(_message.Message):
     def __init__(self, offer: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Accept, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("protocol", "run_id", "layout", "exchange_id", "boot", "round", "fragments", "patience_s", "admission", "in_turn")
+    __slots__ = ("protocol", "run_id", "layout", "exchange_id", "fragments", "patience_s", "admission")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     EXCHANGE_ID_FIELD_NUMBER: _ClassVar[int]
-    BOOT_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
-    IN_TURN_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
     layout: bytes
     exchange_id: bytes
-    boot: bytes
-    round: int
     fragments: int
     patience_s: float
     admission: bytes
-    in_turn: bool
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., layout: _Optional[bytes] = ..., exchange_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., round: _Optional[int] = ..., fragments: _Optional[int] = ..., patience_s: _Optional[float] = ..., admission: _Optional[bytes] = ..., in_turn: _Optional[bool] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., layout: _Optional[bytes] = ..., exchange_id: _Optional[bytes] = ..., fragments: _Optional[int] = ..., patience_s: _Optional[float] = ..., admission: _Optional[bytes] = ...) -> None: ...
 
 class Accept(_message.Message):
-    __slots__ = ("boot", "round", "admission", "in_turn")
-    BOOT_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("admission",)
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
-    IN_TURN_FIELD_NUMBER: _ClassVar[int]
-    boot: bytes
-    round: int
     admission: bytes
-    in_turn: bool
-    def __init__(self, boot: _Optional[bytes] = ..., round: _Optional[int] = ..., admission: _Optional[bytes] = ..., in_turn: _Optional[bool] = ...) -> None: ...
+    def __init__(self, admission: _Optional[bytes] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "retry_in_s")
@@ -258,19 +246,16 @@ class StateChunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Presence(_message.Message):
-    __slots__ = ("protocol", "run_id", "boot", "state", "round", "step", "progress", "loss", "tokens_per_s", "tokens", "addresses", "started", "time", "version", "peers", "eval_loss", "partner", "committed", "amendment", "admission", "stage")
+    __slots__ = ("protocol", "run_id", "boot", "state", "round", "step", "loss", "tokens_per_s", "addresses", "time", "version", "peers", "eval_loss", "partner", "committed", "amendment", "admission", "stage")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-    STARTED_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
@@ -286,12 +271,9 @@ class Presence(_message.Message):
     state: str
     round: int
     step: int
-    progress: float
     loss: float
     tokens_per_s: float
-    tokens: int
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    started: float
     time: float
     version: str
     peers: int
@@ -301,7 +283,7 @@ class Presence(_message.Message):
     amendment: int
     admission: bytes
     stage: int
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., progress: _Optional[float] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., started: _Optional[float] = ..., time: _Optional[float] = ..., version: _Optional[str] = ..., peers: _Optional[int] = ..., eval_loss: _Optional[float] = ..., partner: _Optional[str] = ..., committed: _Optional[int] = ..., amendment: _Optional[int] = ..., admission: _Optional[bytes] = ..., stage: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., addresses: _Optional[_Iterable[str]] = ..., time: _Optional[float] = ..., version: _Optional[str] = ..., peers: _Optional[int] = ..., eval_loss: _Optional[float] = ..., partner: _Optional[str] = ..., committed: _Optional[int] = ..., amendment: _Optional[int] = ..., admission: _Optional[bytes] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class SignedPresence(_message.Message):
     __slots__ = ("presence", "signature")

@@ -96,7 +96,7 @@ def only(actions: list[Action], kind: type[A]) -> A:
 
 def test_an_open_offer_calls_one_candidate_and_commits() -> None:
     m = machine("b")
-    assert m.handle(Boundary(1, 10.0), 10.0) == [Call(MIDDLE, "b", 1, 10.0, 2.5)]
+    assert m.handle(Boundary(1, 10.0), 10.0) == [Call(MIDDLE, "b", 10.0, 2.5)]
     assert m.handle(Accepted(MIDDLE), 10.1) == [Begin(MIDDLE, "b", 1)]
     assert m.swapping == MIDDLE
     assert m.handle(SwapEnded(MIDDLE, None, applied=3), 11.0) == [EndRound(1, None, "b", 3, 0)]
@@ -113,7 +113,7 @@ def test_without_candidates_a_round_is_solo_at_the_next_boundary() -> None:
 def test_a_candidate_that_appears_later_is_called_at_once() -> None:
     m = machine()
     m.handle(Boundary(1, 10.0), 10.0)
-    assert m.handle(candidates("b"), 12.0) == [Call(MIDDLE, "b", 1, 8.0, 2.5)]
+    assert m.handle(candidates("b"), 12.0) == [Call(MIDDLE, "b", 8.0, 2.5)]
 
 
 def test_an_open_offer_accepts_any_caller() -> None:
@@ -221,7 +221,7 @@ def test_a_further_partner_is_another_one_and_the_round_counts_once() -> None:
     first = m.handle(SwapEnded(MIDDLE, None, 3), 11.0)
     assert first[0] == EndRound(1, None, "b", 3, 0, further=True)
     call = only(first, Call)
-    assert (call.peer, call.round, call.patience_s) == ("c", 1, 0.0), "it waits for no appointment"
+    assert (call.peer, call.patience_s) == ("c", 0.0), "it waits for no appointment"
     assert m.handle(Accepted(call.exchange), 11.1) == [Begin(call.exchange, "c", 1)]
     assert m.handle(SwapEnded(call.exchange, None, 3), 12.0) == [Further(1, "c", 2), CloseOffer(1)]
 
@@ -312,7 +312,7 @@ def test_a_swap_that_breaks_leaves_the_offer_open_and_its_fragments_are_counted(
     call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
     m.handle(Accepted(call.exchange), 10.1)
     again = only(m.handle(SwapEnded(call.exchange, "silent", 2, 1), 12.0), Call)
-    assert again.peer != call.peer and again.round == 1
+    assert again.peer != call.peer
     m.handle(Refused(again.exchange, "busy", 30.0), 12.1)
     assert m.handle(Boundary(2, 10.0), 20.0)[0] == EndRound(1, "busy", call.peer, 2, 1)
 
@@ -692,7 +692,7 @@ class Swarm:
 
     def perform(self, n: str, action: Action) -> None:
         match action:
-            case Call(exchange, peer, _, patience):
+            case Call(exchange, peer, patience):
                 self.calls += 1
                 self.callers[exchange] = (n, peer)
                 self.later(peer, Called(exchange, n, patience))

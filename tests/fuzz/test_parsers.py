@@ -98,10 +98,10 @@ def frames(*each: wire.Frame) -> list[bytes]:
     return [wire.encode(frame).SerializeToString() for frame in each]
 
 
-OFFER = wire.Offer(1, b"r" * 32, b"l" * 32, b"x" * 16, b"b" * 16, 7, 3, 2.5)
+OFFER = wire.Offer(1, b"r" * 32, b"l" * 32, b"x" * 16, 3, 2.5)
 FRAMES = frames(
     OFFER,
-    wire.Accept(b"b" * 16, 9),
+    wire.Accept(),
     wire.Refusal(wire.Code.APPOINTMENT, 1.5),
     wire.Fragment(5, b"abc"),
     wire.Ack(5, 0.5),

@@ -67,7 +67,7 @@ class Owner:
 
 class FaultyDonor(StateServicer):
     """Sends these frames to every caller, after these `gaps`; `silent`: and hangs then. `shows`: the state that its
-    samples are of, and the loss that it claims; without, it is of a version that knows no samples."""
+    samples are of, and the loss that it claims; without, it gives none."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -115,7 +115,7 @@ def chunks(data: bytes) -> list[wire.StateFrame]:
 
 
 def record(peer: str, round: int, state: str = "training") -> PeerRecord:
-    figures = {"step": 0, "progress": 0.0, "loss": 0.0, "tokens_per_s": 0.0, "tokens": 0, "eval_loss": 0.0}
+    figures = {"step": 0, "loss": 0.0, "tokens_per_s": 0.0, "eval_loss": 0.0}
     told = {
         "partner": "",
         "committed": 0,

@@ -40,12 +40,12 @@ FRAME_HEADER, HEADERS, RESET, GO_AWAY, END_OF_STREAM = 9, 1, 3, 7, 1
 def seeds(run_id: bytes, layout: bytes) -> dict[str, list[bytes]]:
     """Each method, with messages that it would understand."""
     terms = {"protocol": 1, "run_id": run_id, "layout": layout}
-    offer = pb.Offer(**terms, exchange_id=BYTES[:16], boot=BYTES[:16], round=1, fragments=1, patience_s=1.0)
+    offer = pb.Offer(**terms, exchange_id=BYTES[:16], fragments=1, patience_s=1.0)
     frames = [
         pb.SwapFrame(offer=offer),
         pb.SwapFrame(fragment=pb.Fragment(index=0, payload=BYTES)),
         pb.SwapFrame(piece=pb.Piece(data=BYTES, more=True)),
-        pb.SwapFrame(ack=pb.Ack(index=0)),
+        pb.SwapFrame(ack=pb.Ack(index=0, scale=1.0)),
         pb.SwapFrame(alive=pb.Alive()),
     ]
     state = pb.StateRequest(**terms)

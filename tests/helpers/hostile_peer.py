@@ -490,7 +490,7 @@ class Attacker:
         """Presence records of these identities. Returns how many were stored."""
         now = time.time()
         run_id = bytes.fromhex(self.run.run_id)
-        usual = {"round": 1, "step": 1, "progress": 0.1, "loss": 1.0, "tokens_per_s": 100.0, "tokens": 100, **says}
+        usual = {"round": 1, "step": 1, "loss": 1.0, "tokens_per_s": 100.0, **says}
         stored = []
         for number, (key, where) in enumerate(zip(keys, addresses, strict=True)):
             body = pb.Presence(
@@ -499,7 +499,6 @@ class Attacker:
                 boot=bytes(16),
                 state=state,
                 addresses=where,
-                started=now - 100,
                 time=now,
                 version="0.0.0",
                 **usual,
@@ -535,11 +534,8 @@ class Attacker:
         offer = pb.Offer(
             **self.run.terms,
             exchange_id=exchange,
-            boot=os.urandom(16),
-            round=1,
             fragments=self.run.fragments,
             patience_s=self.patience_s,
-            in_turn=True,
         )
         try:
             await talk.send(offer=offer)
@@ -562,7 +558,7 @@ class Attacker:
         if self.hold == "promise":
             await talk.send(refusal=pb.Refusal(code=pb.APPOINTMENT, retry_in_s=offer.patience_s))
             await asyncio.sleep(3600)
-        await talk.send(accept=pb.Accept(boot=bytes(16), round=offer.round, in_turn=True))
+        await talk.send(accept=pb.Accept())
         ended = await self._swap(talk, peer, offer.exchange_id, leads=False)
         self.told.say("called", peer=peer, ended=ended)
 

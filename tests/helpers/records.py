@@ -9,10 +9,10 @@ NOW = 1_800_000_000.0
 
 def presence(identity, **changes):
     address = Address("ip4", "127.0.0.1", 4001, identity.peer_id)
-    usual = {"state": "training", "round": 3, "step": 150, "progress": 0.25, "loss": 2.5, "tokens_per_s": 9e3}
-    return Presence(**{**usual, "tokens": 12345, "addresses": (address,), **changes})
+    usual = {"state": "training", "round": 3, "step": 150, "loss": 2.5, "tokens_per_s": 9e3}
+    return Presence(**{**usual, "addresses": (address,), **changes})
 
 
-def record(identity, run_id=RUN, boot=b"b" * 16, started=NOW - 50, now=NOW, *, peers=0, **changes):
+def record(identity, run_id=RUN, boot=b"b" * 16, now=NOW, *, peers=0, **changes):
     shown = presence(identity, **changes)
-    return signed_record(identity, shown, run_id=run_id, boot=boot, started=started, now=now, peers=peers)
+    return signed_record(identity, shown, run_id=run_id, boot=boot, now=now, peers=peers)

@@ -80,8 +80,7 @@ class Node:
         self.events: list[Event] = []
         self.under_way = False
         self.steps = 0
-        boot = self.rng.randbytes(16)
-        self.exchange = RoundService(self.transport, boot, self.rng, self, self.events.append, pace=pace)
+        self.exchange = RoundService(self.transport, self.rng, self, self.events.append, pace=pace)
         self.transport.serve(self.exchange.add_to)
 
     def swapping(self, under_way: bool) -> None:

@@ -155,6 +155,8 @@ def test_of_what_several_rendezvous_know_one_must_be_named(tmp_path: Path) -> No
         run_virtual(found(training=0))
     assert run_virtual(found(training=2)) == other
     assert run_virtual(found(training=0, named=one)) == one
+    with pytest.raises(Incompatible, match=r"no run .* is known there"):
+        run_virtual(found(training=0, named=manifest.sign(Manifest(name="third", rounds=10), author)))
 
 
 def test_who_has_no_weights_waits_a_little_for_somebody_who_has() -> None:

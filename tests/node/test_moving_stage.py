@@ -1,5 +1,9 @@
 """A node that moves to another stage runs again in the same process: it takes that stage, or goes back to its own."""
 
+import asyncio
+import itertools
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +28,10 @@ class Sessions:
         """Of each session the stage that is set, and the one that it moves to."""
         self.move: Move | None = None
         self.has_trained = False
+        self.left = asyncio.Event()
+
+    def leave(self) -> None:
+        self.left.set()
 
     def __call__(self, config: NodeConfig, _report: object, _signed: object, takes: int | None = None) -> "Sessions":
         self.begun.append((config.stage, takes))
@@ -47,12 +55,20 @@ class Sessions:
 
 
 async def trained(
-    monkeypatch: pytest.MonkeyPatch, sessions: Sessions, between: Callable[[], None] = lambda: None
+    monkeypatch: pytest.MonkeyPatch, sessions: Sessions, *, told_at: int = 0, nobody_at: int = 0
 ) -> list[str]:
+    """`told_at`: before which start it is told to leave; `nobody_at`: before which one nobody answers at first."""
     said: list[str] = []
+    numbers = itertools.count(1)
 
     async def again(config: NodeConfig) -> NodeConfig:
-        between()
+        number = next(numbers)
+        if number == told_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+            async with asyncio.timeout(5):
+                await sessions.left.wait()
+        if number == nobody_at:
+            sessions.finds_nobody()
         return config
 
     monkeypatch.setattr(main, "TrainingNode", sessions)
@@ -85,9 +101,19 @@ async def test_what_fails_once_it_trains_is_no_reason_to_go_back(monkeypatch: py
 
 async def test_told_to_leave_between_the_two_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = Sessions(Sessions.leaves_to_move)
-
-    def leave() -> None:
-        sessions.move = None
-
-    await trained(monkeypatch, sessions, leave)
+    await trained(monkeypatch, sessions, told_at=1)
     assert sessions.begun == [(None, None)]
+
+
+async def test_told_to_leave_before_it_goes_back_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = Sessions(Sessions.leaves_to_move, Sessions.finds_nobody)
+    await trained(monkeypatch, sessions, told_at=2)
+    assert sessions.begun == [(None, None), (None, 2)]
+
+
+async def test_where_nobody_answers_between_the_two_it_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "ASK_EVERY_S", 0.0)
+    sessions = Sessions(Sessions.leaves_to_move, Sessions.trains)
+    said = await trained(monkeypatch, sessions, nobody_at=1)
+    assert sessions.begun == [(None, None), (None, 2)]
+    assert said == ["nobody is there. It is tried again in 0 s"]

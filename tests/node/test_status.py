@@ -39,7 +39,7 @@ class FakeRounds:
 def here(tmp_path: Path) -> PeerRecord:
     """The one whose presence record is seen."""
     identity, now = Identity.load_or_create(tmp_path / "identity.key"), time.time()
-    found = accept(identity.peer_id, record(identity, started=now, now=now), RUN, now, ttl_s=60.0)
+    found = accept(identity.peer_id, record(identity, now=now), RUN, now, ttl_s=60.0)
     assert found
     return found
 

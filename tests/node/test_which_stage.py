@@ -11,14 +11,11 @@ from noloco_node.errors import UsageError
 from noloco_node.host.config import NodeConfig
 from noloco_node.node import which_stage
 from noloco_node.peers.record import PeerRecord
-from noloco_node.run.schema import Manifest, StagesSpec
 from noloco_node.stages.part import Position
-
-RUN = Manifest(name="staged", stages=StagesSpec(count=3))
 
 
 def holders(*stages: int, state: str = "training", round: int = 0) -> list[PeerRecord]:
-    of_all = {"step": 9, "progress": 0.1, "loss": 2.0, "tokens_per_s": 9.0, "tokens": 99, "addresses": ()}
+    of_all = {"step": 9, "loss": 2.0, "tokens_per_s": 9.0, "addresses": ()}
     now = {"round": round, "boot": b"b" * 16, "time": 2.0, "version": "1", "peers": 0, "expires": 60.0}
     return [PeerRecord(peer_id=f"{at}", state=state, stage=stage, **of_all, **now) for at, stage in enumerate(stages)]
 
@@ -27,7 +24,7 @@ async def chosen(folder: Path, others: list[PeerRecord], stage: int | None = Non
     async def look() -> list[PeerRecord]:
         return others
 
-    return await which_stage.choose(look, RUN, 3, NodeConfig(home=folder, stage=stage), folder)
+    return await which_stage.choose(look, 3, NodeConfig(home=folder, stage=stage), folder)
 
 
 def test_the_thinnest_is_the_one_that_fewest_hold() -> None:

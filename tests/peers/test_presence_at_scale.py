@@ -123,8 +123,8 @@ async def hostile(dht: Dht) -> None:
     """What a hostile node of the DHT stores, in every bucket that is read."""
     evil, now = dht.identity(), time.time()
     others = [Identity.load_or_create(dht.directory / f"other{number}").peer_id for number in range(3)]
-    forged = signed_record(evil, standing(), run_id=RUN, boot=bytes(16), started=now, now=now)
-    far = signed_record(evil, standing(), run_id=RUN, boot=bytes(16), started=now, now=now + 1e6)
+    forged = signed_record(evil, standing(), run_id=RUN, boot=bytes(16), now=now)
+    far = signed_record(evil, standing(), run_id=RUN, boot=bytes(16), now=now + 1e6)
     for bucket in ("", *(f"{number:04b}" for number in range(16)), *(f"{number:03b}" for number in range(8))):
         key = key_of(RUN, bucket)
         for peer, value, expires in (

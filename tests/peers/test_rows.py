@@ -19,8 +19,8 @@ RUN = manifest.verify(SIGNED)
 
 
 def record(peer: Identity, state: str, round_: int, age_s: float = 0.0):
-    standing = Presence(state, round_, 0, 0.0, 0.0, 9e3, 0, ())
-    written = signed_record(peer, standing, run_id=RUN.run_id, boot=b"b" * 16, started=NOW, now=NOW - age_s)
+    standing = Presence(state, round_, 0, 0.0, 9e3, ())
+    written = signed_record(peer, standing, run_id=RUN.run_id, boot=b"b" * 16, now=NOW - age_s)
     return accept(peer.peer_id, written, RUN.run_id, NOW - age_s, ttl_s=60)
 
 

@@ -19,8 +19,7 @@ from noloco_node.run import amendment, manifest
 from noloco_node.run.manifest import Signed
 from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
-from noloco_node.wire import peer_pb2 as pb
-from noloco_node.wire.peer_pb2_grpc import RunsServicer, add_RunsServicer_to_server
+from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server
 
 
 @pytest.fixture
@@ -145,26 +144,6 @@ def test_a_crowd_that_says_it_trains_in_many_runs_leaves_room_for_those_of_other
     assert all(one in service.known for one in honest) and len(service.known) == run_registry.MAX_RUNS
 
 
-def test_an_older_rendezvous_does_not_report_how_many_train(author: Identity) -> None:
-    class Older(RunsServicer):
-        async def List(self, request: pb.RunsRequest, context: object) -> pb.RunsReply:  # noqa: N802
-            body, name, signature = signed(author).manifest, author.peer_id, signed(author).signature
-            return pb.RunsReply(runs=[pb.SignedManifest(manifest=body, author=name, signature=signature)])
-
-    async def main() -> list[KnownRun]:
-        network = MemoryNetwork(random.Random(0))
-        rendezvous, joining = network.join("rendezvous"), network.join("joining")
-        rendezvous.serve(lambda server: add_RunsServicer_to_server(Older(), server))
-        for transport in (rendezvous, joining):
-            await transport.start()
-        found = await run_registry.ask(joining.channel("rendezvous"))
-        for transport in (joining, rendezvous):
-            await transport.close()
-        return found
-
-    assert run_virtual(main()) == known(signed(author))
-
-
 def test_an_unreachable_rendezvous_does_not_stop_an_announcement(author: Identity) -> None:
     async def main() -> None:
         trainer = MemoryNetwork(random.Random(0)).join("trainer")
@@ -197,6 +176,11 @@ def test_the_run_in_which_somebody_trains_is_meant(author: Identity, other_autho
     with pytest.raises(Incompatible, match="several runs") as told:
         run_registry.choose([*there, KnownRun(signed(author, "other"), 2)], None, None)
     assert "spam" not in str(told.value)
+
+
+def test_of_several_that_signed_a_run_the_first_is_shown(author: Identity, other_author: Identity) -> None:
+    real, other = signed(author), signed(author, "other")
+    assert run_registry.first_copies([real, signed(other_author), other, signed(other_author)]) == [real, other]
 
 
 def test_only_the_named_authors_run_is_taken(author: Identity, other_author: Identity) -> None:

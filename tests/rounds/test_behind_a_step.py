@@ -49,7 +49,7 @@ async def swap(*sides: tuple[Offer, Backlog]) -> list[Swap]:
     links[1].listen(links[0].outgoing())
     order = list(range(sides[0][0].fragments))
     swaps = [
-        Swap(link, offer, bytes(16), order, leads=k == 0, in_turn=True, stall_s=DEADLINE_S, backlog=backlog)
+        Swap(link, offer, bytes(16), order, leads=k == 0, stall_s=DEADLINE_S, backlog=backlog)
         for k, (link, (offer, backlog)) in enumerate(zip(links, sides, strict=True))
     ]
     await asyncio.gather(*(each.run() for each in swaps))

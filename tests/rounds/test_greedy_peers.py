@@ -48,7 +48,7 @@ class Greedy:
         try:
             link.listen(aiter(stream))
             terms = PROTOCOL, TERMS.run_id, TERMS.layout
-            link.send(wire.Offer(*terms, exchange, self.boot, 1, FRAGMENTS, 99.0, in_turn=True))
+            link.send(wire.Offer(*terms, exchange, FRAGMENTS, 99.0))
             answer = await link.receive(60.0)
             while isinstance(answer, wire.Refusal) and answer.code is wire.Code.APPOINTMENT:
                 answer = await link.receive(60.0)
@@ -61,9 +61,7 @@ class Greedy:
             else:
                 order = fragments.order(FRAGMENTS, exchange)
                 vectors = Offer(self.victim, self.victim.steps)
-                await Swap(
-                    link, vectors, exchange, order, leads=True, in_turn=True, stall_s=60.0, backlog=Backlog()
-                ).run()
+                await Swap(link, vectors, exchange, order, leads=True, stall_s=60.0, backlog=Backlog()).run()
                 self.whole += 1
         finally:
             link.close()

@@ -18,7 +18,7 @@ from noloco_node.rounds.swap import Backlog, Swap
 from noloco_node.wire import messages as wire
 
 FRAME_BYTES = 48 << 10
-OFFER = wire.Offer(1, bytes(32), bytes(32), bytes(16), bytes(16), 1, 1, 1.0)
+OFFER = wire.Offer(1, bytes(32), bytes(32), bytes(16), 1, 1.0)
 
 
 def done(value: Any) -> "Future[Any]":
@@ -110,7 +110,7 @@ def test_the_caller_tells_how_long_a_round_trip_takes() -> None:
         callee.listen(late(caller.outgoing(), 0.02))
         caller.send(OFFER)
         await callee.receive(10)
-        callee.send(wire.Accept(bytes(16), 1))
+        callee.send(wire.Accept())
         await caller.receive(10)
         for link in (caller, callee):
             link.begin_swap(as_caller=link is caller)
@@ -206,7 +206,7 @@ def swap_s(windows: tuple[int, int]) -> float:
             link.round_trip_s = 0.02
             tasks += [asyncio.create_task(out.send(link.outgoing())), asyncio.create_task(out.carry(back))]
         swaps = [
-            Swap(link, Codes(), bytes(16), range(40), leads=k == 0, in_turn=True, stall_s=60, backlog=Backlog())
+            Swap(link, Codes(), bytes(16), range(40), leads=k == 0, stall_s=60, backlog=Backlog())
             for k, link in enumerate(links)
         ]
         await asyncio.gather(*(swap.run() for swap in swaps))

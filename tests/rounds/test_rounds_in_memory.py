@@ -21,7 +21,6 @@ from noloco_node.errors import PeerFault
 from noloco_node.host.traffic import Traffic
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.service import MAX_CALLERS, _Caller
-from noloco_node.rounds.swap import Swap
 from noloco_node.transport.base import TAKEN_S
 from noloco_node.wire import messages as wire
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub
@@ -110,7 +109,7 @@ def test_a_diverged_swap_is_known_at_both_ends(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(Offer, "receive", stray)
     swarm = VirtualSwarm([10.0, 10.0])
-    run_virtual(swarm.run(20))
+    run_virtual(swarm.run(30))
     for node in swarm.nodes:
         found = "diverged" if node is swarm.nodes[finder] else "partner_diverged"
         assert node.solo[found] >= 5, node.solo
@@ -201,16 +200,16 @@ async def _ask(swarm: VirtualSwarm, *frames: wire.Frame, name: str = "caller") -
     return received
 
 
-OFFER = wire.Offer(1, b"r" * 32, b"l" * 32, b"x" * 16, b"b" * 16, 1, FRAGMENTS, 5.0)
+OFFER = wire.Offer(1, b"r" * 32, b"l" * 32, b"x" * 16, FRAGMENTS, 5.0)
 
 
 @pytest.mark.parametrize(
     ("offer", "code"),
     [
-        (wire.Offer(2, b"r" * 32, b"l" * 32, b"x" * 16, b"b" * 16, 1, FRAGMENTS, 5.0), wire.Code.INCOMPATIBLE),
-        (wire.Offer(1, b"R" * 32, b"l" * 32, b"x" * 16, b"b" * 16, 1, FRAGMENTS, 5.0), wire.Code.INCOMPATIBLE),
-        (wire.Offer(1, b"r" * 32, b"L" * 32, b"x" * 16, b"b" * 16, 1, FRAGMENTS, 5.0), wire.Code.INCOMPATIBLE),
-        (wire.Offer(1, b"r" * 32, b"l" * 32, b"x" * 16, b"b" * 16, 1, FRAGMENTS + 1, 5.0), wire.Code.INCOMPATIBLE),
+        (wire.Offer(2, b"r" * 32, b"l" * 32, b"x" * 16, FRAGMENTS, 5.0), wire.Code.INCOMPATIBLE),
+        (wire.Offer(1, b"R" * 32, b"l" * 32, b"x" * 16, FRAGMENTS, 5.0), wire.Code.INCOMPATIBLE),
+        (wire.Offer(1, b"r" * 32, b"L" * 32, b"x" * 16, FRAGMENTS, 5.0), wire.Code.INCOMPATIBLE),
+        (wire.Offer(1, b"r" * 32, b"l" * 32, b"x" * 16, FRAGMENTS + 1, 5.0), wire.Code.INCOMPATIBLE),
         (OFFER, wire.Code.BUSY),
     ],
 )
@@ -307,17 +306,6 @@ def test_an_exchange_id_that_is_in_use_is_refused_and_its_caller_goes_on_waiting
     run_virtual(main())
 
 
-@pytest.mark.parametrize("in_turn", [True, False])
-def test_a_caller_that_cannot_lead_in_turn_is_answered_as_before(in_turn: bool) -> None:
-    async def main() -> None:
-        swarm = await _offering()
-        (accepted,) = await _ask(swarm, replace(OFFER, in_turn=in_turn))
-        assert isinstance(accepted, wire.Accept) and accepted.in_turn == in_turn
-        await swarm.close()
-
-    run_virtual(main())
-
-
 @pytest.mark.parametrize(("said", "reason"), [([], "caller_gone"), ([wire.Alive()], "hung_up")])
 def test_a_caller_that_goes_before_it_says_anything_broke_no_swap(said: list[wire.Frame], reason: str) -> None:
     """It may have accepted another one while it waited."""
@@ -332,20 +320,6 @@ def test_a_caller_that_goes_before_it_says_anything_broke_no_swap(said: list[wir
         await swarm.close()
 
     run_virtual(main())
-
-
-def test_two_nodes_lead_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both, whoever calls: else a swap on a far link takes twice as long, and nobody notices."""
-    made: list[bool] = []
-    plain = Swap.__init__
-
-    def noted(swap: Swap, *args: Any, in_turn: bool, **more: Any) -> None:
-        made.append(in_turn)
-        plain(swap, *args, in_turn=in_turn, **more)
-
-    monkeypatch.setattr(Swap, "__init__", noted)
-    run_virtual(VirtualSwarm([10.0, 10.0]).run(3))
-    assert made and all(made)
 
 
 def test_an_exchange_id_of_an_earlier_swap_is_refused_from_anybody() -> None:

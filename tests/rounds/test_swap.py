@@ -18,7 +18,7 @@ from noloco_node.core.codecs.codec import CodecStats, Payload
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
 from noloco_node.rounds import pieces
 from noloco_node.rounds.link import Link
-from noloco_node.rounds.swap import DONE_S, SLOW_STREAMS, WINDOW, WINDOW_BEFORE, Backlog, Swap
+from noloco_node.rounds.swap import DONE_S, SLOW_STREAMS, WINDOW, Backlog, Swap
 from noloco_node.wire import messages as wire
 
 EXCHANGE = b"\x05" * 16
@@ -132,7 +132,6 @@ async def meet(  # noqa: PLR0917
     cut_b: int | None = None,
     backlog_bytes: int = 10**6,
     within_s: float = 10,
-    in_turn: bool = True,
     delay_s: float = 0.0,
 ) -> list[Any]:
     links = Link(), Link()
@@ -140,7 +139,7 @@ async def meet(  # noqa: PLR0917
     links[1].listen(late(Cut(cut_a).through(links[0].outgoing()), delay_s))
     order = fragments.order(a.fragments, EXCHANGE)
     swaps = [
-        Swap(link, v, EXCHANGE, order, leads=v is a, in_turn=in_turn, stall_s=STALL_S, backlog=Backlog(backlog_bytes))
+        Swap(link, v, EXCHANGE, order, leads=v is a, stall_s=STALL_S, backlog=Backlog(backlog_bytes))
         for link, v in zip(links, (a, b), strict=True)
     ]
 
@@ -158,45 +157,38 @@ async def meet(  # noqa: PLR0917
     return [*swaps, *faults]
 
 
-@pytest.mark.parametrize("in_turn", [True, False])
 @pytest.mark.parametrize("turns", [1, 2, 4])
-@pytest.mark.parametrize("count", [1, 2, WINDOW_BEFORE, WINDOW, 23])
-async def test_everything_is_applied_once_in_the_same_order(count: int, turns: int, in_turn: bool) -> None:
+@pytest.mark.parametrize("count", [1, 2, WINDOW, 23])
+async def test_everything_is_applied_once_in_the_same_order(count: int, turns: int) -> None:
     a, b = Words("a", count, turns), Words("b", count, turns)
-    one, other, *faults = await meet(a, b, in_turn=in_turn)
+    one, other, *faults = await meet(a, b)
     assert faults == [None, None]
     assert a.applied == b.applied == fragments.order(count, EXCHANGE)
     assert one.one_sided == other.one_sided == 0
-    assert max(a.most_under_way, b.most_under_way) <= (WINDOW if in_turn else WINDOW_BEFORE), (
-        "memory stays within the window"
-    )
+    assert max(a.most_under_way, b.most_under_way) <= WINDOW, "memory stays within the window"
 
 
 @settings(max_examples=300)
-@given(st.integers(1, 9), st.integers(1, 3), st.integers(0, 60), st.integers(0, 60), st.booleans())
-def test_wherever_it_breaks_at_most_one_fragment_is_one_sided(
-    count: int, turns: int, cut_a: int, cut_b: int, in_turn: bool
-) -> None:
+@given(st.integers(1, 9), st.integers(1, 3), st.integers(0, 60), st.integers(0, 60))
+def test_wherever_it_breaks_at_most_one_fragment_is_one_sided(count: int, turns: int, cut_a: int, cut_b: int) -> None:
     a, b = Words("a", count, turns), Words("b", count, turns)
-    swaps = asyncio.run(meet(a, b, cut_a, cut_b, in_turn=in_turn))[:2]
+    swaps = asyncio.run(meet(a, b, cut_a, cut_b))[:2]
     (behind, _), (ahead, its_swap) = sorted(zip((a, b), swaps, strict=True), key=lambda end: len(end[0].applied))
     more = len(ahead.applied) - len(behind.applied)
     assert more in (0, 1)
     assert ahead.applied[: len(behind.applied)] == behind.applied
     assert its_swap.one_sided >= more, "what may be one-sided is counted"
     assert all(swap.one_sided <= 1 for swap in swaps)
-    assert in_turn or (swaps[1].one_sided == 0 and len(a.applied) >= len(b.applied)), "the caller leads"
 
 
-@pytest.mark.parametrize(("in_turn", "round_trips"), [(True, 20 / 2), (False, 20)])
-def test_on_a_far_link_acknowledgements_bound_the_swap(in_turn: bool, round_trips: float) -> None:
+def test_on_a_far_link_two_fragments_are_applied_in_a_round_trip() -> None:
     async def main() -> float:
         a, b = Words("a", 20, turns=2), Words("b", 20, turns=2)
-        _, _, *faults = await meet(a, b, in_turn=in_turn, delay_s=0.05, within_s=100)
+        _, _, *faults = await meet(a, b, delay_s=0.05, within_s=100)
         assert faults == [None, None]
         return asyncio.get_running_loop().time()
 
-    assert run_virtual(main()) == pytest.approx(0.1 * round_trips, abs=0.25)
+    assert run_virtual(main()) == pytest.approx(0.1 * 20 / 2, abs=0.25)
 
 
 class Unsettled(Words):
@@ -248,7 +240,7 @@ def test_who_waits_for_a_verdict_says_that_it_is_there(caller: bool) -> None:
         await asyncio.sleep(1)  # both wait for what is to be sent
         order = fragments.order(3, EXCHANGE)
         swaps = [
-            Swap(link, v, EXCHANGE, order, leads=v is a, in_turn=True, stall_s=STALL_S, backlog=Backlog())
+            Swap(link, v, EXCHANGE, order, leads=v is a, stall_s=STALL_S, backlog=Backlog())
             for link, v in zip(links, (a, b), strict=True)
         ]
         ended = await asyncio.gather(*(swap.run() for swap in swaps), return_exceptions=True)
@@ -292,9 +284,9 @@ async def test_swaps_share_one_backlog_and_a_large_correction_may_wait_alone() -
     assert backlog.bytes == 100
 
 
-def swap(link: Link, vectors: Words, *, leads: bool, in_turn: bool = True) -> Swap:
+def swap(link: Link, vectors: Words, *, leads: bool) -> Swap:
     order = list(range(vectors.fragments))
-    return Swap(link, vectors, EXCHANGE, order, leads=leads, in_turn=in_turn, stall_s=STALL_S, backlog=Backlog())
+    return Swap(link, vectors, EXCHANGE, order, leads=leads, stall_s=STALL_S, backlog=Backlog())
 
 
 async def said(link: Link, frames: list[wire.Frame]) -> AsyncIterator[bytes]:
@@ -308,10 +300,7 @@ async def said(link: Link, frames: list[wire.Frame]) -> AsyncIterator[bytes]:
         yield wire.to_bytes(frame)
 
 
-BOTH_WAYS = pytest.mark.parametrize("in_turn", [True, False])
-
-
-async def against(frames: list[wire.Frame], *, leads: bool, in_turn: bool) -> tuple[Words, BaseException]:
+async def against(frames: list[wire.Frame], *, leads: bool) -> tuple[Words, BaseException]:
     """A swap with a partner that sends only this, and then nothing."""
     link, vectors = Link(), Words("a", 8)
 
@@ -321,7 +310,7 @@ async def against(frames: list[wire.Frame], *, leads: bool, in_turn: bool) -> tu
 
     link.listen(say())
     with pytest.raises(PeerFault) as fault:
-        await swap(link, vectors, leads=leads, in_turn=in_turn).run()
+        await swap(link, vectors, leads=leads).run()
     return vectors, fault.value
 
 
@@ -331,39 +320,26 @@ async def against(frames: list[wire.Frame], *, leads: bool, in_turn: bool) -> tu
         ([wire.Fragment(WINDOW, b"b 4 0")], "out_of_window"),
         ([wire.Fragment(0, b"b 0 0"), wire.Fragment(0, b"b 0 0")], "out_of_window"),
         ([wire.Fragment(99, b"b 99 0")], "out_of_window"),
-        ([wire.Ack(WINDOW)], "bad_ack"),
-        ([wire.Ack(99)], "bad_ack"),
+        ([wire.Ack(WINDOW, 1.0)], "bad_ack"),
+        ([wire.Ack(99, 1.0)], "bad_ack"),
         ([wire.Done()], "unexpected_frame"),
-        ([wire.Accept(b"b" * 16, 1)], "unexpected_frame"),
+        ([wire.Accept()], "unexpected_frame"),
     ],
 )
 @pytest.mark.parametrize("leads", [True, False])
-@BOTH_WAYS
 async def test_a_partner_out_of_order_is_named_and_nothing_is_applied(
-    frames: list[wire.Frame], reason: str, leads: bool, in_turn: bool
+    frames: list[wire.Frame], reason: str, leads: bool
 ) -> None:
-    vectors, fault = await against(frames, leads=leads, in_turn=in_turn)
+    vectors, fault = await against(frames, leads=leads)
     assert isinstance(fault, PeerMisbehaved)
     assert fault.reason == reason
     assert vectors.applied == []
 
 
-async def test_who_cannot_lead_in_turn_acknowledges_one_fragment_after_another() -> None:
-    vectors, fault = await against([wire.Ack(3)], leads=True, in_turn=False)
-    assert isinstance(fault, PeerMisbehaved) and fault.reason == "bad_ack" and vectors.applied == []
-    link, vectors = Link(), Words("a", 8)
-    link.listen(said(link, [wire.Fragment(0, b"b 0 0"), wire.Ack(0), wire.Ack(1)]))
-    made = swap(link, vectors, leads=True, in_turn=False)
-    with pytest.raises(PeerFault):
-        await made.run()
-    assert vectors.applied == [0] and made.one_sided == 0, "its second word says that it applied the first fragment"
-
-
-@BOTH_WAYS
-async def test_who_acknowledges_what_it_has_not_read_misbehaves(in_turn: bool) -> None:
+async def test_who_acknowledges_what_it_has_not_read_misbehaves() -> None:
     """Each fragment that is applied opens another one: all of our own would wait for such a partner."""
-    frames = [frame for k in range(8) for frame in (wire.Fragment(k, f"b {k} 0".encode()), wire.Ack(k))]
-    vectors, fault = await against(frames, leads=True, in_turn=in_turn)
+    frames = [frame for k in range(8) for frame in (wire.Fragment(k, f"b {k} 0".encode()), wire.Ack(k, 1.0))]
+    vectors, fault = await against(frames, leads=True)
     assert isinstance(fault, PeerMisbehaved) and fault.reason == "bad_ack" and vectors.applied == []
 
 
@@ -388,48 +364,34 @@ async def test_what_opens_a_fragment_goes_before_codes_that_wait() -> None:
     assert words == [wire.Ack(0, 1.0), wire.Fragment(WINDOW, f"a {WINDOW} 0".encode()), *codes]
 
 
-@BOTH_WAYS
-async def test_acks_without_fragments_apply_nothing(in_turn: bool) -> None:
-    vectors, fault = await against([wire.Ack(0), wire.Ack(0)], leads=not in_turn, in_turn=in_turn)
+async def test_acks_without_fragments_apply_nothing() -> None:
+    vectors, fault = await against([wire.Ack(0, 1.0), wire.Ack(0, 1.0)], leads=False)
     assert isinstance(fault, PeerMisbehaved)
     assert vectors.applied == []
-    vectors, fault = await against([wire.Ack(0)], leads=in_turn, in_turn=in_turn)
+    vectors, fault = await against([wire.Ack(0, 1.0)], leads=True)
     assert isinstance(fault, PeerMisbehaved), "who leads speaks last"
     assert vectors.applied == []
 
 
 @pytest.mark.parametrize(("one", "other"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.25), (0.125, 0.25)])
-@BOTH_WAYS
-async def test_both_sides_apply_the_smaller_of_the_two_factors(one: float, other: float, in_turn: bool) -> None:
+async def test_both_sides_apply_the_smaller_of_the_two_factors(one: float, other: float) -> None:
     a, b = Words("a", 5), Words("b", 5)
     a.allowed, b.allowed = one, other
-    *_, fault, their_fault = await meet(a, b, in_turn=in_turn)
+    *_, fault, their_fault = await meet(a, b)
     assert (fault, their_fault) == (None, None)
     assert a.scales == b.scales == 5 * [min(one, other)]
 
 
-@pytest.mark.parametrize("leads", [True, False])
-async def test_with_a_partner_of_an_older_version_our_own_half_is_bounded(leads: bool) -> None:
-    """It announces no factor, and applies what it gets."""
-    vectors = Words("a", 1)
-    vectors.allowed = 0.5
-    link = Link()
-    link.listen(said(link, [wire.Fragment(0, b"b 0 0"), wire.Ack(0), wire.Done()]))
-    await swap(link, vectors, leads=leads, in_turn=False).run()
-    assert vectors.scales == [0.5]
-
-
-@BOTH_WAYS
-async def test_a_leader_that_wants_more_than_we_allow_misbehaves(in_turn: bool) -> None:
+async def test_a_leader_that_wants_more_than_we_allow_misbehaves() -> None:
     link, vectors = Link(), Words("a", 8)
     link.listen(said(link, [wire.Fragment(0, b"b 0 0"), wire.Ack(0, 1.0)]))
     with pytest.raises(PeerLost):  # 1 is what this one allows
-        await swap(link, vectors, leads=in_turn, in_turn=in_turn).run()
+        await swap(link, vectors, leads=True).run()
     link, vectors = Link(), Words("a", 8)
     vectors.allowed = 0.5
     link.listen(said(link, [wire.Fragment(0, b"b 0 0"), wire.Ack(0, 0.75)]))
     with pytest.raises(PeerMisbehaved, match="bad_scale"):
-        await swap(link, vectors, leads=in_turn, in_turn=in_turn).run()
+        await swap(link, vectors, leads=True).run()
     assert vectors.applied == []
 
 
@@ -483,7 +445,7 @@ def test_a_flood_of_small_messages_is_a_fault(then: wire.Frame, reason: str) -> 
 
 
 def test_the_leader_waits_for_done_and_no_longer() -> None:
-    frames = [frame for k in range(2) for frame in (wire.Fragment(k, f"b {k} 0".encode()), wire.Ack(k))]
+    frames = [frame for k in range(2) for frame in (wire.Fragment(k, f"b {k} 0".encode()), wire.Ack(k, 1.0))]
     made, lasted_s = alive(frames, wire.Alive(), 4.0, leads=True)
     assert (made.applied, made.one_sided, lasted_s) == (2, 1, pytest.approx(DONE_S))
 

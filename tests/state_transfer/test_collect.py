@@ -136,6 +136,18 @@ def test_another_stage_may_be_many_rounds_behind_but_none_of_its_nodes_behind_th
     assert done.skipped == (f"{name_of('left behind')}: old state",)
 
 
+def test_the_disk_must_have_room_for_the_states_of_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_other = OtherStage(StateTerms(TERMS.run_id, b"2" * 32), 10 * OWN.parameters, [record(f"o{i}") for i in range(3)])
+    needed = collect._PLACE_BYTES * (OWN.parameters + 2 * OWN.parameters + 2 * 10 * OWN.parameters)
+    monkeypatch.setattr(collect.atomic_files, "free_bytes", lambda _: needed - 1)
+
+    async def story() -> GatherView:
+        mates = [record("one"), record("two"), record("three")]
+        return await gather(DonorNetwork(), tmp_path, mates, 2, stages=[of_other])
+
+    assert "the disk is full: 5 states need" in (asyncio.run(story()).failure or "")
+
+
 def test_a_node_whose_own_weights_are_not_finite_says_so(tmp_path: Path) -> None:
     async def story() -> GatherView:
         network = DonorNetwork()

@@ -191,19 +191,6 @@ def test_a_run_that_learns_nothing_can_be_joined_where_all_agree() -> None:
     assert play(joined(swarm)).adopted
 
 
-def test_donors_of_a_version_without_samples_are_asked_too() -> None:
-    async def story() -> None:
-        swarm = Swarm(0)
-        data = honest(1)
-        await swarm.network.faulty_donor("old", FaultyDonor([header(data, 50), *chunks(data)], 50))
-        node = Node([record("old", round=50)])
-        await (await swarm.catch_up(node)).fetch_first_state()
-        assert node.adopted == [data]
-        await swarm.network.close()
-
-    play(story())
-
-
 @pytest.mark.parametrize("same_data", [True, False])
 def test_where_each_has_data_of_its_own_a_claim_says_nothing(same_data: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)

@@ -52,6 +52,22 @@ def test_a_node_seen_at_any_address_of_its_machine_is_reached_directly(
     assert str(found.addresses([])[0]) == "/ip4/192.0.2.1/tcp/4001/p2p/us"
 
 
+def test_each_peer_is_asked_for_its_clock_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def skew(channels: list[str]) -> None:
+        asked.extend(channels)
+
+    async def look(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(reachability.self_view, "skew", skew)
+    monkeypatch.setattr(reachability.self_view, "look", look)
+    found = Reachability("us", OFF, {"helper": []}, lambda: ["peer", "helper"], lambda peer: peer)
+    asyncio.run(found.survey(lambda: None, []))
+    assert asked == ["helper", "peer"]
+
+
 def test_a_machine_out_of_descriptors_looks_again_when_it_has_some() -> None:
     async def main() -> str | None:
         network = MemoryNetwork(random.Random(0))

@@ -44,11 +44,11 @@ READERS: dict[str, Callable[[bytes], Any]] = {
 def written() -> Iterator[tuple[str, bytes]]:
     """Each message that has a meaning of its own, as this version writes it."""
     swaps: list[wire.Frame] = [
-        wire.Offer(PROTOCOL, RUN, LAYOUT, b"x" * 16, BOOT, 7, 3, 2.5),
-        wire.Accept(BOOT, 9),
+        wire.Offer(PROTOCOL, RUN, LAYOUT, b"x" * 16, 3, 2.5),
+        wire.Accept(),
         wire.Refusal(wire.Code.APPOINTMENT, 1.5),
         wire.Fragment(5, b"abc"),
-        wire.Ack(5),
+        wire.Ack(5, 0.5),
         wire.Done(),
         wire.Piece(b"abc", True),
         wire.Alive(),
@@ -65,8 +65,8 @@ def written() -> Iterator[tuple[str, bytes]]:
         yield "StateFrame", wire.encode_state(state).SerializeToString()
     yield "StateRequest", wire.encode_state_request(wire.StateRequest(PROTOCOL, RUN, LAYOUT)).SerializeToString()
     address = Address("ip4", "203.0.113.7", 4001, AUTHOR.peer_id)
-    standing = record.Presence("training", 41, 2063, 0.5, 1.875, 1024.0, 4096, (address,), 1.9375, AUTHOR.peer_id, 39)
-    signed = record.signed_record(AUTHOR, standing, run_id=RUN.hex(), boot=BOOT, started=AT - 60, now=AT)
+    standing = record.Presence("training", 41, 2063, 1.875, 1024.0, (address,), 1.9375, AUTHOR.peer_id, 39)
+    signed = record.signed_record(AUTHOR, standing, run_id=RUN.hex(), boot=BOOT, now=AT)
     yield "SignedPresence", signed
 
 

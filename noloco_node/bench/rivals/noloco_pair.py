@@ -4,7 +4,6 @@ It swaps with whom the bench tells it: the bench draws pairs, as all of its node
 """
 
 import asyncio
-import os
 import queue
 import random
 import tempfile
@@ -82,7 +81,7 @@ class Node:
         _FOLDERS.append(folder)
         identity = Identity.load_or_create(Path(folder.name, "identity.key"))
         self.transport = Libp2pTransport(identity, Address("ip4", host, 0))
-        self._rounds = RoundService(self.transport, os.urandom(16), random.Random(), self, self._observe)
+        self._rounds = RoundService(self.transport, random.Random(), self, self._observe)
         self.transport.serve(self.add_services or self._rounds.add_to)
         self.transport.is_partner = lambda peer: self._rounds.standing(peer).committed > 0
         await self.transport.start()

@@ -27,7 +27,7 @@ from noloco_node.run.manifest import sign
 from noloco_node.run.schema import Manifest
 from noloco_node.training.inner.schedule import learning_rate
 
-SAID = {"progress": 1.0, "loss": 1e-12, "eval_loss": 1e-12, "tokens_per_s": MAX_REAL, "tokens": MAX_WHOLE}
+SAID = {"loss": 1e-12, "eval_loss": 1e-12, "tokens_per_s": MAX_REAL}
 FALSE = {**SAID, "round": MAX_WHOLE, "step": MAX_WHOLE}
 """As good as a record that is believed can be."""
 MORE = 0.15
