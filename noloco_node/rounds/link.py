@@ -4,9 +4,11 @@ A volunteer may limit upload and download (host/traffic.py), so that a fragment 
 silence, not slowness: a large frame travels in pieces (rounds/pieces.py), a link without anything to send sends Alive,
 and each piece or Alive starts a fresh deadline. Waiting for our own limit has no such deadline.
 
-Both sides send the same, and neither runs ahead of the other. What allows the partner to send more, libp2p's flow
-control, waits behind all that we have sent: on links of 20 Mbit/s one side was ahead by a megabyte and the other stood
-still meanwhile, so that swaps took half as long again.
+Both sides send the same, and neither runs ahead of the other. libp2p's streams (yamux) have windows, which grow by a
+round trip that is measured at some moment, so that one direction may have 256 kB and the other a megabyte. What opens a
+window again waits behind all that we have sent: the side with the larger one filled its queue, and the other stood
+still meanwhile. On links of 20 Mbit/s swaps took half as long again. (Tried: gRPC's windows held at 256 kB, too few for
+a far link; a partner that says how many bytes have come, as in BBR, whose word comes late, too.)
 """
 
 import asyncio
@@ -29,7 +31,8 @@ AHEAD_BYTES = 128 << 10
 """A link that has sent so much more than it has received, or more than comes in during pieces.QUICK_S, and beside that
 what comes in during a round trip, waits for its partner. Both have the same to send, with every codec. Eight nodes, 50
 Mbit/s, 30 M elements, with 128, 256 and 400 kB: 2.9 to 3.0, 2.9 to 3.3 and 2.8 to 3.8 s. Two, 1 Gbit/s, 100 M, with
-128 kB and as much as 20 ms carry, and whole fragments: 1.0 to 1.3 and 0.9 to 1.1 s."""
+128 kB and as much as 20 ms carry, and whole fragments: 1.0 to 1.3 and 0.9 to 1.1 s. With 512 kB and 1 MB it is as
+without a limit."""
 LEAST_BYTES_S = 4e6
 """What is taken to come in at least: nothing has, at first."""
 UNKNOWN_AHEAD_BYTES = 1 << 20

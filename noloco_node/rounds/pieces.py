@@ -19,7 +19,8 @@ LARGE_PIECE_BYTES = 576 << 10
 in messages and copies. 18 s at the slowest rate, which a partner waits for."""
 QUICK_S = 0.02
 """A link that carries a large piece in this time, on average, sends large ones: 236 Mbit/s. On a slower one each side
-would have sent its piece before the partner's has come, and wait (rounds/link.py)."""
+would have sent its piece before the partner's has come, and wait (rounds/link.py): 50 M elements at 50 Mbit/s take 4.8
+to 6.4 s in whole fragments and 4.6 to 4.7 in pieces."""
 
 
 def largest(bytes_s: float) -> int:

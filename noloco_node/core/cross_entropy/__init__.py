@@ -4,7 +4,9 @@ torch's own makes three tables of (tokens, vocabulary) in fp32 beside the logits
 gradient. Of 8,192 tokens and 32,000 words each is 1 GB. Here rows go through in chunks, in fp32, and only a gradient in
 the logits' own type is kept. The backward pass computes a chunk's log-softmax again instead of keeping it. On a CPU
 losses and gradients are those of `torch.nn.functional.cross_entropy` to the bit, in a third to two thirds of its time.
-On a GPU Triton's kernels (`cuda`) do the same without chunks; where they cannot be built, chunks do.
+On a GPU Triton's kernels (`cuda`) do the same without chunks; where they cannot be built, chunks do. Forward and
+backward of 65,536 tokens and 32,000 words on an H200: Triton 3.4 ms, torch's own 25.7, chunks of GPU_CHUNK 44, larger
+ones 38.6 at best.
 
 Nor are the logits themselves left out, by multiplying with the last layer chunk by chunk (torch 2.13 has that, older
 ones do not): in bf16, with their gradient, they are 4 bytes a token and word, and of 32,000 words that is

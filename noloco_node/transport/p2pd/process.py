@@ -132,7 +132,8 @@ class P2pdProcess:
         environ = {**os.environ, "LIBP2P_TCP_REUSEPORT": "0"}
         if _RELAYS in arguments:
             # On one thread the relay that -relayService asks for starts after the small one that p2pd always has, and
-            # replaces it: in 12 of 12 starts on two idle cores. On two threads they race, and it did in 1 of 12.
+            # replaces it: in 12 of 12 starts on two idle cores. On two threads they race, and it did in 1 of 12. (Other
+            # nodes gain nothing at 50 Mbit/s by one thread, and p2pd answers later on busy cores.)
             environ["GOMAXPROCS"] = "1"
         try:
             process = await asyncio.create_subprocess_exec(

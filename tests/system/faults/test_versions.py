@@ -1,7 +1,7 @@
 """A real node of an earlier state of this package beside one of today, and one that speaks another protocol.
 
-No version is released so far, and protocol 1 has changed until now: swaps have no digest of their own any more, and a
-node's id in the DHT follows from its peer id. The earlier state is the first one with both.
+No version is released so far, and protocol 1 changes until then. The earlier state is the first one whose messages are
+those of today.
 """
 
 import subprocess
@@ -19,7 +19,7 @@ from noloco_node.version import PROTOCOL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-BEFORE = "a41cf56"
+BEFORE = "237e9a5"
 ENDED_S = 90.0
 INSIDE_NODE = ROOT / "tests" / "helpers" / "inside_node"
 
