@@ -41,8 +41,8 @@ def test_status_has_what_was_promised():
 
 @pytest.mark.parametrize(("heading", "kind"), [("`status --json`:", StatusView), ("A row of `peers --json`:", PeerRow)])
 def test_every_field_is_in_the_readme(heading, kind):
-    """And no other is, in the table of noloco_node/README.md."""
-    text = (Path(noloco_node.__file__).parent / "README.md").read_text()
+    """And no other is, in the table of noloco_node/views/README.md."""
+    text = (Path(noloco_node.__file__).parent / "views" / "README.md").read_text()
     _, rows = text.split(f"\n{heading}\n")
     table = rows.strip().split("\n\n")[0].splitlines()[2:]
     told = [name for row in table for name in re.findall("`(.+?)`", row.split("|")[1])]
