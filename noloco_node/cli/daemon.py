@@ -8,7 +8,7 @@ reached (10). node/main.py handles signals.
 import argparse
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -22,14 +22,13 @@ from noloco_node.errors import NolocoError, SwarmUnreachable, UsageError
 from noloco_node.host import config, remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
-from noloco_node.transport.probe import check_port, probe
+from noloco_node.transport.probe import check_port, probe, reach
 
 if TYPE_CHECKING:
     from noloco_node.run.manifest import Signed
     from noloco_node.run.schema import Manifest
     from noloco_node.run.signed_file import RunFile
 
-_PROBE_S = 5.0
 """A TCP handshake across the world takes well under one."""
 _MAX_TRIED = 32
 
@@ -187,24 +186,13 @@ async def _reachable(addresses: tuple[Address, ...], home: Home) -> tuple[Addres
         await reach(addresses)
     except SwarmUnreachable:
         tried = _seen(home)
-        found = await asyncio.gather(*(probe(address, _PROBE_S) for address in tried), return_exceptions=True)
+        found = await asyncio.gather(*(probe(address) for address in tried), return_exceptions=True)
         answering = tuple(address for address, failure in zip(tried, found, strict=True) if failure is None)
         if not answering:
             raise
         report("no bootstrap address answers: joining through peers seen earlier")
         return (*addresses, *answering)
     return addresses
-
-
-async def reach(addresses: Sequence[Address]) -> None:
-    """Check that at least one of the addresses accepts connections. Raises SwarmUnreachable."""
-    found = await asyncio.gather(*(probe(address, _PROBE_S) for address in addresses), return_exceptions=True)
-    failures = [outcome for outcome in found if outcome is not None]
-    for failure in failures:
-        if len(addresses) == 1 or not isinstance(failure, SwarmUnreachable):
-            raise failure
-    if len(failures) == len(addresses):
-        raise SwarmUnreachable(f"none of the {len(addresses)} bootstrap addresses answers. The first: {failures[0]}")
 
 
 def _run(node: Callable[[ModuleType], Coroutine[Any, Any, int]]) -> int:

@@ -250,7 +250,7 @@ _VERBS = {
     ),
     "bench": _Verb(
         "bench:run",
-        "measure what a node takes of this machine, also beside other systems",
+        "measure what a node takes, also beside other systems",
         _late("bench"),
         "codec --quick",
     ),

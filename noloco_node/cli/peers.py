@@ -262,7 +262,7 @@ def _as_ms(seconds: float | None) -> float | None:
 @asynccontextmanager
 async def _visiting(bootstrap: Sequence[Address]) -> AsyncIterator["Visitor"]:
     """Checks the addresses first, because the visitor takes seconds to import."""
-    from noloco_node.cli.daemon import reach
+    from noloco_node.transport.probe import reach
 
     await reach(bootstrap)
     from noloco_node.peers.visitor import visiting

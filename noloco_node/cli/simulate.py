@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from noloco_node.cli.options import as_json, print_json
 from noloco_node.errors import UsageError
@@ -177,15 +177,11 @@ def _run_training(args: argparse.Namespace) -> int:
         found = sorted(found, key=lambda result: result.averaged_model_loss)
     if args.plot is not None:
         report.plot_comparison(settings, curves, args.plot)
-    if args.json:
-        print_json(report.comparison_document(settings, curves, found))
-    else:
-        from noloco_node.terminal.text import console
-
-        console().print(report.comparison(found))
-        if args.sweep:
-            print("best:", ", ".join(f"{b.algorithm} {b.averaged_model_loss:.3f}" for b in sweep.best(found)))
-    return 0
+    parts: list[object] = [report.comparison(found)]
+    if args.sweep:
+        best = ", ".join(f"{b.algorithm} {b.averaged_model_loss:.3f}" for b in sweep.best(found))
+        parts.append(f"best: {best}")
+    return _show(args, report.comparison_document(settings, curves, found), *parts)
 
 
 def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Sequence[int]) -> int:
@@ -213,13 +209,7 @@ def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Seq
         found = _train(trained, some, seeds, args.threads) if some else []
         curves += found if len(trained) > 1 else [replace(c, algorithm=f"{c.algorithm} {names[0]}") for c in found]
     timed = wallclock.timed(curves, ways, large)
-    if args.json:
-        print_json(report.clock_document(settings, curves, large, timed))
-    else:
-        from noloco_node.terminal.text import console
-
-        console().print(report.clock_table(large, timed))
-    return 0
+    return _show(args, report.clock_document(settings, curves, large, timed), report.clock_table(large, timed))
 
 
 def _run_attacks(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Sequence[int]) -> int:
@@ -237,13 +227,8 @@ def _run_attacks(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: S
         compared = [replace(one, defences=on) for one in [plain, *compared] for on in (False, True)]
     ways = {report.attack_label(one): one for one in compared}
     found = sweep.results(curves := _train(ways, choices, seeds, args.threads))
-    if args.json:
-        print_json(report.comparison_document(plain, curves, found))
-    else:
-        from noloco_node.terminal.text import console
-
-        console().print(report.attack_table(list(zip(ways.values(), found, strict=True))))
-    return 0
+    table = report.attack_table(list(zip(ways.values(), found, strict=True)))
+    return _show(args, report.comparison_document(plain, curves, found), table)
 
 
 def _run_network(args: argparse.Namespace) -> int:
@@ -266,15 +251,8 @@ def _run_network(args: argparse.Namespace) -> int:
     if args.plot is not None:
         machines = f"speeds of machines σ {args.speeds:g}, from phase to phase σ {args.jitter:g}", f"seed {args.seed}"
         report.plot_network(given, rows, waiting, args.plot, machines)
-    if args.json:
-        print_json(report.network_document(given, rows, waiting))
-    else:
-        from noloco_node.terminal.text import console
-
-        console().print(
-            report.network_table(rows), "", report.straggler_table(waiting), f"(of accelerator time; {report.ASSUMED})"
-        )
-    return 0
+    parts = report.network_table(rows), "", report.straggler_table(waiting), f"(of accelerator time; {report.ASSUMED})"
+    return _show(args, report.network_document(given, rows, waiting), *parts)
 
 
 def _run_stages(args: argparse.Namespace) -> int:
@@ -292,13 +270,17 @@ def _run_stages(args: argparse.Namespace) -> int:
     link = network.Network(latency_s, bandwidth_bytes_s=mbit_s * 1e6 / 8)
     codecs = {codec.name: lambda width, codec=codec: codec.encoded_bytes((1, width)) for codec in _activations(args)}
     rows = network.stage_rows(_large_models(), link, args.stages, tflops, codecs, args.tokens)
+    text = f"({args.stages} stages, {mbit_s:g} Mbit/s, {latency_s:g} s one way, {args.tokens} tokens a micro-batch)"
+    return _show(args, report.stage_document(link, args.stages, args.tokens, rows), report.stage_table(rows), text)
+
+
+def _show(args: argparse.Namespace, document: dict[str, Any], *parts: object) -> int:
     if args.json:
-        print_json(report.stage_document(link, args.stages, args.tokens, rows))
+        print_json(document)
     else:
         from noloco_node.terminal.text import console
 
-        text = f"({args.stages} stages, {mbit_s:g} Mbit/s, {latency_s:g} s one way, {args.tokens} tokens a micro-batch)"
-        console().print(report.stage_table(rows), text)
+        console().print(*parts)
     return 0
 
 

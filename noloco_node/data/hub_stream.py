@@ -80,8 +80,8 @@ class HubStream:
         try:
             rest = dict(position)
             taken = rest.pop("taken")
-            if "piece" not in rest:  # of a version with another order: the epoch begins again
-                rest, taken = {"epoch": rest["epoch"]}, 0
+            if rest.keys() != asdict(Mark()).keys():
+                raise KeyError("a position has all of these")
             mark = Mark(**rest)
             numbers = (taken, mark.epoch, mark.part, mark.piece, mark.block, mark.offset or 0)
             if not all(isinstance(n, int) for n in numbers) or taken < 0:

@@ -19,12 +19,11 @@ from noloco_node.host import memory
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.peers.rows import verified
-from noloco_node.transport.probe import probe
+from noloco_node.transport.probe import reach
 from noloco_node.transport.reachability import OFF
 from noloco_node.transport.self_view import ClockSkew
 from noloco_node.views.status import StatusView
 
-_PROBE_S = 5.0
 _VISIT_S = 90.0
 
 
@@ -102,25 +101,15 @@ async def _visit(settings: NodeConfig, *, as_a_node: bool) -> _Swarm:
     """`as_a_node`: listen where the node would, to see whether others can connect to it there."""
     if not settings.bootstrap:
         return _Swarm()
-    found = await asyncio.gather(*(probe(a, _PROBE_S) for a in settings.bootstrap), return_exceptions=True)
-    failures = [failure for failure in found if isinstance(failure, BaseException)]
-    if len(failures) == len(found):
-        return _Swarm(_sentence(failures[0]))
-    from noloco_node.peers import visitor
-
     listen, relay = (settings.listen, settings.relay) if as_a_node else (ANY_LOCAL_PORT, OFF)
     try:
+        await reach(settings.bootstrap)
+        from noloco_node.peers import visitor
+
         async with asyncio.timeout(_VISIT_S), visitor.visiting(settings.bootstrap, listen, relay) as guest:
             runs = tuple(verified(signed).label for signed in await guest.runs())
             return _Swarm(None, runs, guest.transport.reachable, guest.transport.skew)
     except TimeoutError:
         return _Swarm(f"no answer within {_VISIT_S:.0f} s. Is this machine very busy?")
     except NolocoError as error:
-        return _Swarm(_sentence(error))
-
-
-def _sentence(failure: BaseException) -> str:
-    """Raises `failure` itself if it is not a NolocoError, since that is a bug."""
-    if not isinstance(failure, NolocoError):
-        raise failure
-    return str(failure).removeprefix("cannot reach the swarm: ").rstrip(".")
+        return _Swarm(str(error).removeprefix("cannot reach the swarm: ").rstrip("."))

@@ -23,7 +23,7 @@ _LOST = "what was given last time is forgotten"
 
 
 def read(home: Home) -> dict[str, object]:
-    """In a home of an older version, the run that it was in last; empty where there is none."""
+    """Where the file is gone or damaged, the run that this home was in last; empty where there is none."""
     if (found := _read(home)) is not None:
         return {key: value for key, value in found.items() if key != _PORT}
     from noloco_node.host import paths  # with pydantic, which `status` can do without

@@ -223,13 +223,9 @@ class OuterSpec(Table):
         return value
 
     @model_validator(mode="after")
-    def _several_only_when_eager(self) -> "OuterSpec":
+    def _consistent(self) -> "OuterSpec":
         if self.overlap == "blocking" and self.swaps_per_round != 1:
             raise ValueError("takes more than one of swaps_per_round only with eager overlap")
-        return self
-
-    @model_validator(mode="after")
-    def _stable(self) -> "OuterSpec":
         try:
             stability.check(self.alpha, self.beta, self.gamma)
         except ValueError as error:
@@ -284,27 +280,15 @@ class Manifest(Table):
     """The run's id, where this is the run as its author amended it."""
 
     @model_validator(mode="after")
-    def _whole_sequences(self) -> "Manifest":
+    def _consistent(self) -> "Manifest":
         length = self.data.sequence_length
         if self.model.task is None and self.inner.batch_tokens % length:
             tokens = self.inner.batch_tokens
             raise ValueError(f"inner.batch_tokens must be a multiple of data.sequence_length ({length}), not {tokens}")
-        return self
-
-    @model_validator(mode="after")
-    def _sample_of_text(self) -> "Manifest":
         if self.sample is not None and self.model.task is not None:
             raise ValueError("sample: only a language model continues a text; leave this table out with model.task")
-        return self
-
-    @model_validator(mode="after")
-    def _sample_of_whole(self) -> "Manifest":
         if self.sample is not None and self.stages is not None:
             raise ValueError("sample: no node of a run with stages can write a text; leave one of both tables out")
-        return self
-
-    @model_validator(mode="after")
-    def _weights_of_whole(self) -> "Manifest":
         if self.model.weights is not None and self.stages is not None:
             raise ValueError("model.weights: a run with stages begins with random weights; leave one of both out")
         return self

@@ -7,15 +7,17 @@ Whether the right peer answers is proved later, by libp2p.
 import asyncio
 import errno
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 
 from noloco_node.base.addresses import Address
 from noloco_node.errors import PortInUse, SwarmUnreachable, UsageError
 
+PROBE_S = 5.0
 _TRIES = 8  # for a port
 
 
-async def probe(address: Address, timeout_s: float) -> None:
+async def probe(address: Address, timeout_s: float = PROBE_S) -> None:
     """Open a TCP connection to a bootstrap address and close it again. Raises SwarmUnreachable, which says why not."""
     host, target = address.host, address.host_and_port
     try:
@@ -35,6 +37,17 @@ async def probe(address: Address, timeout_s: float) -> None:
         reason = error.strerror or type(error).__name__
         raise _unreachable(f"{target} cannot be reached from here ({reason}). Is this machine online?") from error
     writer.transport.abort()  # nothing was sent, so there is nothing to wait for
+
+
+async def reach(addresses: Sequence[Address]) -> None:
+    """Check that at least one of them accepts connections. Raises SwarmUnreachable."""
+    found = await asyncio.gather(*(probe(address) for address in addresses), return_exceptions=True)
+    failures = [outcome for outcome in found if outcome is not None]
+    for failure in failures:
+        if len(addresses) == 1 or not isinstance(failure, SwarmUnreachable):
+            raise failure
+    if len(failures) == len(addresses):
+        raise SwarmUnreachable(f"none of the {len(addresses)} bootstrap addresses answers. The first: {failures[0]}")
 
 
 def check_port(address: Address) -> None:

@@ -302,15 +302,6 @@ def test_a_place_in_data_that_changed_is_said(
         stream.next(1)
 
 
-def test_a_position_of_a_version_with_another_order_begins_its_epoch_again(
-    shards: Any, streams: Callable[..., HubStream]
-) -> None:
-    old, new = streams(opened(shards)), streams(opened(shards))
-    old.seek({"epoch": 2, "part": 1, "block": 3, "state": {"examples_iterable": {}}, "taken": 5})
-    new.seek({**BEGINNING, "epoch": 2})
-    assert torch.equal(old.next(9), new.next(9))
-
-
 def test_a_set_without_the_field_or_without_text(tmp_path: Path, streams: Callable[..., HubStream]) -> None:
     records = datasets.IterableDataset.from_generator(lambda: iter([{"body": "x"}] * 50))
     with pytest.raises(UsageError, match="has no text in 'text', the field that is read; its records have: body"):

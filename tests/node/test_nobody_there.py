@@ -1,18 +1,11 @@
 """Joining a run that is over, or whose nodes are all off: it is said, and the run is not trained again unasked."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from real_nodes import Node, RealNodes, until
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def real_nodes() -> Iterator[RealNodes]:
-    with RealNodes() as real_nodes:
-        yield real_nodes
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from noloco_node.base.addresses import Address, parse
 from noloco_node.errors import UsageError
 from noloco_node.transport.grpc_bridge import BUFFER_BYTES, FarEnd, Streams
+from noloco_node.wire import varint
 
 _MAX_LENGTH_BITS = 14  # a length in three groups of 7 bits, so 2 MiB: its answers are a few addresses
 _CONNECT_S = 5.0  # for `try_connect`, where it knows the addresses
@@ -123,12 +124,7 @@ def _text(peer: bytes) -> str:
 def write(writer: asyncio.StreamWriter, message: Any) -> None:
     """A message after its length as a varint, as everywhere in libp2p."""
     body = message.SerializeToString()
-    length, prefix = len(body), bytearray()
-    while length >= 0x80:
-        prefix.append(length & 0x7F | 0x80)
-        length >>= 7
-    prefix.append(length)
-    writer.write(bytes(prefix) + body)
+    writer.write(varint.to_bytes(len(body)) + body)
 
 
 async def read(reader: asyncio.StreamReader, message: Any) -> None:

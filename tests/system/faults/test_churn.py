@@ -14,7 +14,7 @@ import os
 import random
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from statistics import fmean
 
 import pytest
@@ -65,12 +65,6 @@ class Swarm(ChangingSwarm):
 
     def launch(self, name: str, *words: str) -> Node:
         return super().launch(name, *words, "--linger", str(LINGER_S))
-
-
-@pytest.fixture
-def real_nodes() -> Iterator[RealNodes]:
-    with RealNodes() as real_nodes:
-        yield real_nodes
 
 
 def storm(swarm: Swarm) -> None:
