@@ -18,21 +18,21 @@ from typing import Any
 
 from noloco_node.base import peer_names, periodic
 from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, Sampled, WentSolo
-from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, SERVES_STAGE, NodeState
+from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
 from noloco_node.checkpoints import listing
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
-from noloco_node.data import sources, tokens
+from noloco_node.data import sources
 from noloco_node.data.sources import Sources
 from noloco_node.errors import NolocoError, SwarmUnreachable
 from noloco_node.host import nvml, remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.policy import Policy
 from noloco_node.host.standstill import LOOK_S, Standstill
-from noloco_node.node import build_training, find_run, lifecycle, outcome, status, which_stage
+from noloco_node.node import build_training, find_run, lifecycle, outcome, status
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.node.follow_author import FollowAuthor
-from noloco_node.node.stage_moves import Move, StageMoves
+from noloco_node.node.own_stage import Move, OwnStage
 from noloco_node.observe import exporters
 from noloco_node.observe.jsonl import METRICS_EVERY_S
 from noloco_node.observe.recorder import Recorder, rollback_sentence
@@ -48,10 +48,9 @@ from noloco_node.run import invitation, signed_file
 from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.schema import Manifest
 from noloco_node.stages import shown
-from noloco_node.stages.part import Position, part_layout
-from noloco_node.stages.service import StageService, StageTerms
+from noloco_node.stages.service import StageService
 from noloco_node.state_transfer import catch_up, choose_donor, client
-from noloco_node.state_transfer.collect import Collector, OtherStage, OwnState
+from noloco_node.state_transfer.collect import Collector, OwnState
 from noloco_node.state_transfer.server import StateService
 from noloco_node.training.mailbox import Done, Failed, Finished, Judged, Message, PhaseEnded, Ready
 from noloco_node.training.replica import State, Trial
@@ -120,11 +119,9 @@ class TrainingNode(BaseNode):
         room = self._policy.room_to_receive
         self._stages = StageService(self._transport, random.Random(), self._rounds.misbehaved, traffic)
         self._transport.serve(lambda server: add_StageServicer_to_server(self._stages, server))
-        self._at: Position | None = None
-        """Which stage it holds; None: the whole model."""
-        self._takes = moves_to
-        self._stage_moves = StageMoves(config, self._home, self._identity.peer_id, self._sources, is_partner)
-        self._move: Move | None = None
+        self._own_stage = OwnStage(
+            config, self._home, self._identity.peer_id, self._sources, self._stages, is_partner, moves_to
+        )
         home, most, place_of = self._home.root, config.max_download, self._transport.place_of
         self._collector = Collector(home, channel, traffic, room, most, place_of)
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
@@ -190,7 +187,8 @@ class TrainingNode(BaseNode):
         )
         await self._enter(lambda: self._membership.enter(directory))
         if run.stages is not None:
-            self._at = await self._choose_stage(run, run.stages.count)
+            await self._own_stage.choose(run, run.stages.count, self._look)
+            self._report(f"holding stage {self._own_stage.at}")
             self._thread = self._start_training(run)
         if not (self._brings_run or listing.newest(self._home.run(run.run_id) / "checkpoints")):
             await find_run.require_somebody(self._look, run, self.waits_for)
@@ -201,8 +199,7 @@ class TrainingNode(BaseNode):
             ready = await self._model_ready()  # what is wrong with the run is found by now: nobody was invited to it
             self._remember(run, signed)
             signed_file.keep(self._home.run(run.run_id), signed)
-            if self._at:
-                which_stage.take(self._home.run(run.run_id), self._at.number)
+            self._own_stage.take(run)
             self._known_runs.add(signed, amended=rules.amended)
             await author.learn_first()
             if rules.ended and not (ready.round or self._brings_run):
@@ -218,16 +215,6 @@ class TrainingNode(BaseNode):
             for duty in duties:
                 duty.cancel()
 
-    async def _choose_stage(self, run: Manifest, stages: int) -> Position:
-        config, folder = replace(self._config, stage=self._takes or self._config.stage), self._home.run(run.run_id)
-        at = await which_stage.choose(self._look, stages, config, folder)
-        self._report(f"holding stage {at}")
-        if at.first:
-            sources.check(run.data, self._sources)
-        if which_stage.held(folder):
-            which_stage.take(folder, at.number)
-        return at
-
     def _remember(self, run: Manifest, signed: Signed) -> None:
         port = next((address.port for address in self._transport.addresses() if not address.relay), 0)
         remembered.keep(self._home, self._config.given, run.run_id, signed.author, port)
@@ -239,8 +226,6 @@ class TrainingNode(BaseNode):
             loop.call_soon_threadsafe(self._messages.put_nowait, message)
 
         keeper = self._keeper = CheckpointKeeper(self._home.run(run.run_id) / "checkpoints", run.run_id)
-        part = self._stages.part(run, self._at, config.in_flight) if self._at else None
-        reads = self._at is None or self._at.first
         weights = config.weights if self._brings_run else None
         return build_training.start(
             run,
@@ -249,8 +234,8 @@ class TrainingNode(BaseNode):
             self._sources,
             keeper,
             post,
-            part,
-            reads=reads,
+            self._own_stage.part(run),
+            reads=self._own_stage.reads,
             weights=weights,
             brought=self._brought,
         )
@@ -290,14 +275,15 @@ class TrainingNode(BaseNode):
         if self._keeper:
             self._keeper.say_room(ready.parameters)
         terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout, self._token)
-        self._begin_stage(rules)
+        self._own_stage.begin(rules, self._token, lambda: self._life.state)
         self._catch_up = self._new_catch_up(run, terms, ready)
         self._obey_limits()
         self._handle(lifecycle.ModelReady(resumed=ready.round > 0))
         if self._life.state is NodeState.JOINING:
             came = await self._catch_up.fetch_first_state()
             if not (came or ready.round or self._may_begin):
-                raise find_run.nobody(run, f"stage {self._at} of {run.label}" if self._at else run.label)
+                at = self._own_stage.at
+                raise find_run.nobody(run, f"stage {at} of {run.label}" if at else run.label)
         self._begin_rounds(rules, ready)
         self._state_service.begin(terms, thread, rules.refuses)
         self._schedule = self._new_schedule(thread, ready.layout)
@@ -310,22 +296,10 @@ class TrainingNode(BaseNode):
             self._follow(message)
         await self._finish()
 
-    def _begin_stage(self, rules: RunRules) -> None:
-        if stages := rules.run.stages:
-            terms = StageTerms(bytes.fromhex(rules.run.run_id), stages.activations, self._token)
-            self._stages.begin(
-                terms,
-                rules.refuses,
-                works=lambda: self._life.state in SERVES_STAGE,
-                may_send=lambda: self._life.state in (NodeState.TRAINING, NodeState.JOINING),
-            )
-
     @property
     def _may_begin(self) -> bool:
-        """Whether it may begin with the first weights where nobody has later ones: those of a stage that nobody holds,
-        while the other stages have not got anywhere without it."""
-        begun = which_stage.has_begun(self._membership.seen.values())
-        return self._brings_run or (self._at is not None and not begun)
+        """Whether it may begin with the first weights where nobody has later ones."""
+        return self._brings_run or self._own_stage.may_begin(self._membership.seen.values())
 
     def _begin_rounds(self, rules: RunRules, ready: Ready) -> None:
         run = rules.run
@@ -402,7 +376,7 @@ class TrainingNode(BaseNode):
 
     async def _finish(self) -> None:
         """The work is done: let the last offer find its partner, save, and stay visible for a while (--linger)."""
-        if self._at or (self._author and self._author.rules.ended):
+        if self._own_stage.at or (self._author and self._author.rules.ended):
             self._stats.rounds_target = self._stats.round  # it may have ended earlier than planned
         self._handle(lifecycle.Signal.WORK_DONE)
         await self._settled(min(LAST_SWAP_S, self._phase_s))
@@ -423,21 +397,20 @@ class TrainingNode(BaseNode):
 
     def moves(self) -> Move | None:
         """Why it leaves: to come again at another stage (node/main.py). None: for good."""
-        return self._move
+        return self._own_stage.move
 
     def leave(self) -> None:
-        self._move = None
+        self._own_stage.move = None
         super().leave()
 
-    def _move_where_thin(self, at: Position, rules: RunRules) -> None:
+    def _move_where_thin(self, rules: RunRules) -> None:
         saves = self._keeper is not None and self._keeper.unsaved is None
         done = self._stats.rounds_target is not None and self._stats.round >= self._stats.rounds_target
-        if self._move or not saves or done or self._life.state is not NodeState.TRAINING:
+        if self.moves() or not saves or done or self._life.state is not NodeState.TRAINING:
             return
-        if move := self._stage_moves.due(time.monotonic(), at, rules, self._membership.seen.values()):
-            self._report(f"moving from stage {at.number} to stage {move.to}, which fewer hold")
-            self.leave()
-            self._move = move
+        if self._own_stage.leaves(rules, self._membership.seen.values()) and (move := self.moves()):
+            self._report(f"moving from stage {move.stage} to stage {move.to}, which fewer hold")
+            super().leave()
 
     @property
     def has_trained(self) -> bool:
@@ -466,7 +439,7 @@ class TrainingNode(BaseNode):
             await asyncio.to_thread(self._thread.stop, patience_s)
         if self._ready:
             await self._policy.write_down(leaving=True)
-        if self._run and self._author and not self._move:
+        if self._run and self._author and not self.moves():
             rounds = self._stats.round if self._author.rules.ended else self._run.rounds
             for line in outcome.lines(self.status(), rounds, self._home, self._run.model.task):
                 self._report(line)
@@ -552,12 +525,7 @@ class TrainingNode(BaseNode):
         return self.seen()
 
     def seen(self) -> Collection[PeerRecord]:
-        return self._at_stage(0)
-
-    def _at_stage(self, further: int) -> Collection[PeerRecord]:
-        """Those whose stage is so much further than this node's."""
-        own = self._at.number + further if self._at else 0
-        return [record for record in self._membership.seen.values() if record.stage == own]
+        return self._own_stage.peers(self._membership.seen.values())
 
     async def swap_is_over(self) -> bool:
         await self._settled(SETTLE_S)
@@ -599,29 +567,17 @@ class TrainingNode(BaseNode):
             await self._membership.look()
         terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout, self._token)
         own = OwnState(self._identity.peer_id, terms, ready.parameters, stats.round, stats.step, run.rounds)
-        stages = await self._other_stages(run)
+        stages = await self._own_stage.other_stages(run, self._token, self._membership.seen.values())
         async with aclosing(self._collector.gather(own, self._thread, self.seen(), peers, stages)) as views:
             async for view in views:
                 yield view
-
-    async def _other_stages(self, run: Manifest) -> list[OtherStage]:
-        if self._at is None or run.model.task is not None:
-            return []
-        vocabulary = tokens.load(run.data.tokenizer, self._config.tokenizer).vocabulary
-        others = [Position(stage, self._at.stages) for stage in range(self._at.stages) if stage != self._at.stage]
-        found = []
-        for at in others:
-            layout, parameters = await asyncio.to_thread(part_layout, run, vocabulary, at)
-            terms = client.StateTerms(bytes.fromhex(run.run_id), layout, self._token)
-            found.append(OtherStage(terms, parameters, self._at_stage(at.stage - self._at.stage)))
-        return found
 
     # ---- presence ----
     async def _publish(self) -> None:
         if self._run:
             addresses = self._transport.addresses()
             known = self._known_runs.version(self._run.run_id)  # what others get who ask for it
-            stage = self._at.number if self._at else 0
+            stage = self._own_stage.number
             record = status.presence(self._life.state, self._stats, addresses, known, self._token, stage)
             await self._membership.publish(record)
 
@@ -642,19 +598,10 @@ class TrainingNode(BaseNode):
         self._recorder.curves.seen(training)
         if self._life.stood_still and training and self._rounds.partner is None:
             self._handle(lifecycle.Signal.LEFT_BEHIND if self._is_behind() else lifecycle.Signal.KEPT_UP)
-        if self._at:
-            after, beside = (
-                [record.peer_id for record in self._at_stage(further) if record.state in SERVES_STAGE]
-                for further in (1, 0)
-            )
-            self._stages.candidates(after, beside)
-            before, stages = which_stage.stage_before(self._at, self._membership.seen.values()), self._stages
-            now, heard, idle_s = self._stats.round, stages.heard(), stages.idle_s
-            ended = self._run and which_stage.are_done(before, now, self._run.rounds, heard, idle_s)
-            if self._run and self._thread and ended:
+        if self._run and self._author and self._thread:
+            if self._own_stage.update(self._membership.seen.values(), self._stats.round, self._run.rounds):
                 self._thread.amend(self._run.rounds, ended=True)  # no micro-batch comes any more
-            if self._run and self._author:
-                self._move_where_thin(self._at, self._author.rules)
+            self._move_where_thin(self._author.rules)
 
     # ---- the volunteer's limits ----
     def pause(self) -> None:
@@ -710,8 +657,8 @@ class TrainingNode(BaseNode):
         node = replace(super().status(), dht=self._membership.dht)
         seen = self._membership.seen.values()
         found = self._catch_up.health() if self._catch_up else ()
-        if self._at and self._ready:
-            found = (*found, *shown.health(self._at, seen, self._life.state))
+        if self._ready and (at := self._own_stage.at):
+            found = (*found, *shown.health(at, seen, self._life.state))
         return status.status(
             node,
             self._stats,

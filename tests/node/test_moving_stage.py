@@ -12,7 +12,7 @@ import pytest
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.host.config import NodeConfig
 from noloco_node.node import main
-from noloco_node.node.stage_moves import Move
+from noloco_node.node.own_stage import Move
 from noloco_node.run.manifest import Signed
 
 SIGNED = Signed(b"run", "author", b"signature")

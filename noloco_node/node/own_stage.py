@@ -1,0 +1,161 @@
+"""In a run with stages, the one that this node holds: how it chooses it, whom it works with there, and whether it
+leaves it for a thinner one, which node/main.py then has it take. Without stages a node holds the whole model, as stage
+0.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from noloco_node.base.states import SERVES_STAGE, NodeState
+from noloco_node.data import sources, tokens
+from noloco_node.data.sources import Sources
+from noloco_node.errors import UsageError
+from noloco_node.host.config import NodeConfig
+from noloco_node.host.home import Home
+from noloco_node.node import which_stage
+from noloco_node.peers.record import PeerRecord
+from noloco_node.peers.run_rules import RunRules
+from noloco_node.run.manifest import Signed
+from noloco_node.run.schema import Manifest
+from noloco_node.stages.balance import Balance
+from noloco_node.stages.part import Position, part_layout
+from noloco_node.stages.service import StageService, StageTerms
+from noloco_node.state_transfer.client import StateTerms
+from noloco_node.state_transfer.collect import OtherStage
+from noloco_node.training.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """From a stage to a thinner one."""
+
+    stage: int
+    """From 1, as is the other."""
+    to: int
+    signed: Signed
+
+
+class OwnStage:
+    def __init__(  # noqa: PLR0913, PLR0917
+        self,
+        config: NodeConfig,
+        home: Home,
+        peer_id: str,
+        data: Sources,
+        service: StageService,
+        known: Callable[[str], bool],
+        takes: int | None,
+    ) -> None:
+        """`known`: whether this node has committed a round with a peer. `takes`: the stage that it moves to."""
+        self._config, self._home, self._data, self._service, self._known = config, home, data, service, known
+        self._takes = takes
+        self._balance = Balance(peer_id)
+        self.at: Position | None = None
+        """None: the whole model."""
+        self.move: Move | None = None
+        """Why this node leaves; None: for good, if it does."""
+
+    @property
+    def number(self) -> int:
+        """As in a presence record."""
+        return self.at.number if self.at else 0
+
+    @property
+    def reads(self) -> bool:
+        """Whether it needs the run's data."""
+        return self.at is None or self.at.first
+
+    # ---- the stage ----
+    async def choose(self, run: Manifest, stages: int, look: Callable[[], Awaitable[Collection[PeerRecord]]]) -> None:
+        """`look` gives the other nodes of the run. Raises UsageError."""
+        config, folder = replace(self._config, stage=self._takes or self._config.stage), self._folder(run)
+        self.at = await which_stage.choose(look, stages, config, folder)
+        if self.at.first:
+            sources.check(run.data, self._data)
+        if which_stage.held(folder):
+            self.take(run)
+
+    def take(self, run: Manifest) -> None:
+        """Note on disk which stage it is. Raises DiskFull, UsageError."""
+        if self.at:
+            which_stage.take(self._folder(run), self.at.number)
+
+    def part(self, run: Manifest) -> Callable[[Task], Task] | None:
+        return self._service.part(run, self.at, self._config.in_flight) if self.at else None
+
+    def begin(self, rules: RunRules, token: bytes, state: Callable[[], NodeState]) -> None:
+        """From now on micro-batches are taken from other stages, and given to them."""
+        if stages := rules.run.stages:
+            self._service.begin(
+                StageTerms(bytes.fromhex(rules.run.run_id), stages.activations, token),
+                rules.refuses,
+                works=lambda: state() in SERVES_STAGE,
+                may_send=lambda: state() in (NodeState.TRAINING, NodeState.JOINING),
+            )
+
+    # ---- among the others: `others` are all nodes of the run ----
+    def peers(self, others: Collection[PeerRecord], further: int = 0) -> list[PeerRecord]:
+        """Those whose stage is so much further than this node's."""
+        number = self.number + further if self.at else 0
+        return [record for record in others if record.stage == number]
+
+    def may_begin(self, others: Collection[PeerRecord]) -> bool:
+        """Whether nobody needs to have later weights than the first ones: of a stage that nobody holds, while the other
+        stages have not got anywhere without it."""
+        return self.at is not None and not which_stage.has_begun(others)
+
+    def update(self, others: Collection[PeerRecord], own_round: int, rounds: int) -> bool:
+        """After each look. Returns whether no micro-batch comes any more, as the stage before has finished the run."""
+        if self.at is None:
+            return False
+        after, beside = (
+            [record.peer_id for record in self.peers(others, further) if record.state in SERVES_STAGE]
+            for further in (1, 0)
+        )
+        self._service.candidates(after, beside)
+        before = which_stage.stage_before(self.at, others)
+        return which_stage.are_done(before, own_round, rounds, self._service.heard(), self._service.idle_s)
+
+    def leaves(self, rules: RunRules, others: Collection[PeerRecord]) -> bool:
+        """Whether it moves now. To be asked after each look, while this node trains and can save. Not who was told
+        where to stay or for how long, nor the first node, by which others come."""
+        config = self._config
+        if self.at is None or config.stage is not None or config.rounds is not None or not config.bootstrap:
+            return False
+        run, holding = rules.run, which_stage.holding(others)
+        may_take = lambda stage, nodes: self._may_take(run, stage, nodes)  # noqa: E731
+        if to := self._balance.moves_to(time.monotonic(), self.at, holding, self._known, may_take):
+            self.move = Move(self.at.number, to, rules.signed)
+        return to is not None
+
+    def _may_take(self, run: Manifest, stage: int, nodes: int) -> bool:
+        """Where somebody has its state, or this home has, and the data for it."""
+        if not (nodes or which_stage.is_kept(self._folder(run), stage)):
+            return False
+        with suppress(UsageError):
+            if stage == 1:
+                sources.check(run.data, self._data)
+            return True
+        return False
+
+    async def other_stages(self, run: Manifest, token: bytes, others: Collection[PeerRecord]) -> list[OtherStage]:
+        """Whose states make up the whole model with this one's."""
+        if self.at is None or run.model.task is not None:
+            return []
+        vocabulary = tokens.load(run.data.tokenizer, self._config.tokenizer).vocabulary
+        found = []
+        for stage in range(self.at.stages):
+            if stage != self.at.stage:
+                layout, parameters = await asyncio.to_thread(
+                    part_layout, run, vocabulary, Position(stage, self.at.stages)
+                )
+                terms = StateTerms(bytes.fromhex(run.run_id), layout, token)
+                found.append(OtherStage(terms, parameters, self.peers(others, stage - self.at.stage)))
+        return found
+
+    def _folder(self, run: Manifest) -> Path:
+        return self._home.run(run.run_id)
