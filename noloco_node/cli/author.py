@@ -133,10 +133,12 @@ def tokenize(args: argparse.Namespace) -> int:
     if out.exists() and not args.force:
         raise _exists(out)
     tokenizer, name = _tokenizer(args.tokenizer)
+    kilobytes = sum(path.stat().st_size for path in paths) // 1000
     with Progress() as bar:
 
         def say(progress: "FilesProgress") -> None:
-            bar("tokenizing", round(100 * progress.share), 100, f"{rate(progress.tokens)} tokens")
+            done = round(progress.share * kilobytes)
+            bar("tokenizing, of the kB", done, kilobytes, f"{rate(progress.tokens)} tokens")
 
         train, held_out = files.tokenize(paths, out, tokenizer, reading, say)
     lines = {"source": "files", "tokenizer": name, "field": args.field}

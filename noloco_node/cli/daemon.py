@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from noloco_node.run.schema import Manifest
     from noloco_node.run.signed_file import RunFile
 
-"""A TCP handshake across the world takes well under one."""
 _MAX_TRIED = 32
 
 

@@ -137,7 +137,7 @@ def join(parser: argparse.ArgumentParser) -> None:
         "invitation", metavar="INVITATION", nargs="*", help="from the run's author (default: the run of last time)"
     )
     what = parser.add_argument_group("what to train")
-    what.add_argument("--run", metavar="ID", help="join this run, by its whole id (default: the only one in the swarm)")
+    what.add_argument("--run", metavar="ID", help="join this run, by its id (default: the only one in the swarm)")
     what.add_argument(
         "--trust", metavar="PEER_ID", help="join only runs signed by this author (default: the first one found)"
     )

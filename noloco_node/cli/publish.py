@@ -172,7 +172,7 @@ def _beside_a_node() -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemory("the model does not fit beside what runs: use --device cpu, or end other programs") from None
+        raise OutOfMemory("the model does not fit here: end other programs, or, on a GPU, use --device cpu") from None
 
 
 def _settings(args: argparse.Namespace) -> NodeConfig:

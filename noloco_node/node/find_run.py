@@ -23,8 +23,9 @@ from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
 
-FIND_RUN_S = 60.0
-"""How long a rendezvous may take to learn of a run: its first node may be starting at this moment."""
+FIND_RUN_S = 90.0
+"""How long a rendezvous may take to learn of a run: its first node may be starting at this moment, or the rendezvous
+may have been started again, and nodes announce their run once a minute."""
 UNANNOUNCED_S = 10.0
 """How long to wait for another node's announcement before this one continues its unfinished run."""
 NOBODY_S = 15.0
@@ -113,15 +114,12 @@ async def ask(  # noqa: PLR0913
     def runs() -> list[run_registry.KnownRun]:
         return [run for peer in rendezvous for run in known.get(peer, ())]
 
-    def chosen() -> Signed:
-        return choose(runs(), next(peer for peer in known if known[peer]))
-
     try:
         async with asyncio.timeout(FIND_RUN_S):
             while True:
                 known = await _known(channel, rendezvous, run_id, author or "")
                 if any(verify(run.signed).run_id.startswith(run_id or "") for run in runs()):
-                    return chosen()
+                    return choose(runs(), next(peer for peer in known if known[peer]))
                 if known and not runs():
                     failure = SwarmUnreachable("no run is announced there: start its first node with --bootstrap, too")
                     if left and loop.time() >= goes_on_at:
@@ -129,7 +127,10 @@ async def ask(  # noqa: PLR0913
                 await asyncio.sleep(RETRY_S)
     except TimeoutError:
         if runs():
-            return chosen()  # which says that the one that was named is not among them
+            failure = SwarmUnreachable(
+                f"no run {(run_id or '')[:12]}… is announced there: its nodes are off, or --run is wrong. Try again "
+                "later, or ask the run's author for its line"
+            )
         raise failure from None
 
 

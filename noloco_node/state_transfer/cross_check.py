@@ -125,7 +125,7 @@ class CrossCheck:
         self._own: Weights | None = None
         self._asked: set[str] = set()
         self._silent: set[str] = set()
-        """Those that were asked, may know samples and sent none."""
+        """Those that were asked and sent no sample."""
         self._claims: dict[str, wire.StateSample] = {}
         self._weights: dict[str, Weights] = {}
         self._refuted: list[Weights] = []

@@ -19,7 +19,7 @@ from noloco_node.training.task import Batch, device_batch
 
 EVAL_TOKENS, MOST_EVAL_TOKENS = 2048, 8192
 """Held-out tokens of one evaluation: a step's batch, between these two. A round evaluates three times, at its boundary
-and twice when its swap is judged, and what is to be told apart there is told with 2048 (simulate/README.md)."""
+and twice when its swap is judged. 2048 are enough for that: the attacks of simulate/README.md were judged with them."""
 MICRO_LOGITS = 1 << 25
 """Elements of the largest logits that a CPU makes at once, 128 MiB: more of them are no faster."""
 CACHES = ("cache", "past_key_values")

@@ -14,6 +14,7 @@ from noloco_node.base.addresses import Address
 from noloco_node.errors import PortInUse, SwarmUnreachable, UsageError
 
 PROBE_S = 5.0
+"""A TCP handshake across the world takes well under one."""
 _TRIES = 8  # for a port
 
 
