@@ -19,7 +19,7 @@ from noloco_node.version import PROTOCOL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-BEFORE = "237e9a5"
+BEFORE = "4e93443"
 ENDED_S = 90.0
 INSIDE_NODE = ROOT / "tests" / "helpers" / "inside_node"
 
