@@ -15,9 +15,12 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
+import noloco_node
+
 if TYPE_CHECKING:
     from real_nodes import RealNodes
 
+ROOT = Path(__file__).parents[1]
 WORKERS = 3
 REAL_NODES = ["tests/node/", "tests/system/"]
 WAITING = [f"tests/node/test_{name}.py" for name in ("three_nodes", "blocking_overlap", "leaving", "top_real_node")]
@@ -38,12 +41,25 @@ settings.register_profile("any machine", deadline=None)  # a busy one is not a f
 settings.load_profile("any machine")
 
 
+def other_bytes(file: Path) -> bytes | None:
+    return file.read_bytes() if file.exists() else None
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests that take minutes, too")
     parser.addoption("--figures", metavar="FILE", help="add what each test measured to this JSON file")
 
 
+for name in [name for name in os.environ if name.startswith("NOLOCO_") or name == "HF_HUB_OFFLINE"]:
+    del os.environ[name]  # the settings of whoever runs the tests
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    checkout, installed = ROOT / "noloco_node", Path(noloco_node.__file__).parent
+    if any(file.read_bytes() != other_bytes(installed / file.relative_to(checkout)) for file in checkout.rglob("*.py")):
+        pytest.exit(
+            f"the tests would try {installed}, which is not what is here: pip install '.[test]' again, or -e", 2
+        )
     if (file := config.getoption("--figures")) and not hasattr(config, "workerinput"):
         from figures import FiguresFile
 

@@ -29,6 +29,7 @@ SMALL = "hidden_size = 16, intermediate_size = 32, num_hidden_layers = 1, num_at
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
     monkeypatch.setattr(check_run, "TRIAL_STEPS", 3)
+    monkeypatch.setenv("NOLOCO_DEVICE", "cpu")
 
 
 def llama(tmp_path: Path, architecture: str = "LlamaConfig", config: str = SMALL, length: int = 64) -> str:

@@ -109,7 +109,7 @@ def ends_well(nodes: RealNodes, deaf: str, verb: str, number: signal.Signals, af
     assert "Traceback" not in said
     assert "Exception ignored" not in said
     assert took_s < (NODE_S if verb in NODES else AT_ONCE_S), said
-    until(lambda: not nodes.left_over(), f"nothing left: {nodes.left_over()}", 10)
+    until(lambda: not nodes.left_over(), lambda: f"nothing left: {nodes.left_over()}", 10)
 
 
 VERBS = ("start", "bootstrap", "join", "check", "peers", "doctor", "swarm", "simulate", "export", "tokenize", "wait")

@@ -37,11 +37,11 @@ _looking = threading.Lock()
 """stdout is one for all threads of a test, and gRPC's asyncio wants one event loop at a time."""
 
 
-def until(found: Callable[[], T | None], what: str, within_s: float = 90) -> T:
+def until(found: Callable[[], T | None], what: str | Callable[[], str], within_s: float = 90) -> T:
     """Poll until `found` returns something true. Fails after `within_s`, times TEST_PATIENCE on a busy machine."""
     deadline = time.monotonic() + within_s * float(os.environ.get("TEST_PATIENCE", "1"))
     while not (value := found()):
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what if isinstance(what, str) else what()}"
         time.sleep(0.1)
     return value
 
@@ -232,7 +232,7 @@ class RealNodes:
         for node in self.nodes:
             if node.process.poll() is None:
                 node.kill()
-        until(lambda: not self.left_over(), f"nothing left: {self.left_over()}", 10)
+        until(lambda: not self.left_over(), lambda: f"nothing left: {self.left_over()}", 10)
 
 
 def _toml(value: Any) -> str:

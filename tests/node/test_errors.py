@@ -67,6 +67,9 @@ def test_a_manifest_with_a_wrong_value(real_nodes: RealNodes, key: str, value: s
 
 SHORT = {"architecture": "BertConfig", "config": {"max_position_embeddings": 32}}
 TASK = {"task": "paced", "options": {"fails": 1}}
+WIDE = {"hidden_size": 1 << 14, "intermediate_size": 1 << 16, "num_hidden_layers": 80, "num_attention_heads": 128}
+HUGE = {"architecture": "LlamaConfig", "config": WIDE}
+"""3 T parameters, for which no machine has memory."""
 
 
 @pytest.mark.timeout(300)
@@ -80,7 +83,7 @@ TASK = {"task": "paced", "options": {"fails": 1}}
         pytest.param(
             {"model": {"task": "nowhere"}}, 12, "nowhere, which is not installed here", marks=pytest.mark.slow
         ),
-        ({"model": {"preset": "7b"}}, 21, "memory"),
+        ({"model": HUGE}, 21, "memory"),
     ],
 )
 def test_what_is_found_when_the_model_is_built(

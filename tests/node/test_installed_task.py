@@ -6,7 +6,7 @@ from real_nodes import ROOT, RealNodes, until
 
 @pytest.fixture(scope="module")
 def run(real_nodes: RealNodes) -> str:
-    model = {"task": "paced", "options": {"step_s": 0.03, "bad": [60, 70]}}
+    model = {"task": "paced", "options": {"step_s": 0.06, "bad": [60, 70]}}
     return str(real_nodes.tables(rounds=1000, model=model, inner={"steps": 2, "batch_tokens": 8}))
 
 

@@ -33,10 +33,11 @@ def test_pause_resume_and_a_quota_that_outlives_a_restart(real_nodes: RealNodes)
     )
     assert other.printed("to go on: (noloco-node join --home .*)") == f"noloco-node join --home {other.home}"
     again = real_nodes.node("other", "join", "--bootstrap", there, "--daily-upload", f"{sent + 1_000_000}")
+    today = until(lambda: again.ask("status").get("today"), "the day's count")
+    assert today["sent"] >= sent, "counted over the restart, before anything is sent again"
     solo = until(lambda: again.ask("status").get("rounds", {}).get("by_reason", {}).get("quota"), "its quota's end")
     status = again.ask("status")
     assert solo >= 1
     assert status["state"] == "training"
-    assert status["today"]["sent"] >= sent, "counted over the restart"
     assert status["tokens"] > before["tokens"], "these, too"
     assert "--daily-upload" in status["health"][0]["remedy"]

@@ -113,11 +113,13 @@ def test_one_that_fails_is_given_up_and_the_other_goes_on(caplog):
     ]
 
 
-def test_one_that_hangs_holds_nobody_up(monkeypatch):
+@pytest.mark.parametrize("times", [1, 1000])
+def test_one_that_hangs_holds_nobody_up(monkeypatch, times):
+    """Whether the end finds room in its queue or not."""
     monkeypatch.setattr(exporters, "CLOSE_S", 0.2)
     stuck = Stuck()
     began = time.monotonic()
-    closed_after(EVENTS * exporters.WAITING, stuck=lambda: stuck)
+    closed_after(EVENTS * times, stuck=lambda: stuck)
     assert time.monotonic() - began < 2
     stuck.freed.set()
 

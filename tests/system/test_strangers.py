@@ -394,15 +394,15 @@ NOT_YET = {
     "harms a little each time": "what costs no more than half of what a phase gains is not counted, swap after swap",
     "harms where nobody looks": "a swap may raise the loss of the own batch by a quarter, and so may the next",
 }
-"""What is known not to hold; creeping costs 5% and more."""
+"""What is known not to hold: these losses rise, and by at most so much."""
+KNOWN = {"mean held-out loss", "held-out loss of one node", "training loss"}
+MOST_KNOWN = 1.3
 
 
-def each_attack() -> Iterator[Any]:
+def each_attack() -> Iterator[tuple[str, str]]:
     for name in SWAPS:
-        strict = name != "creeps"  # which comes out well in some runs
-        marks = [pytest.mark.xfail(strict=strict, reason=NOT_YET[name])] if name in NOT_YET else []
         for codec in ("lattice:4", *CODECS.get(name, ())):
-            yield pytest.param(name, codec, marks=marks)
+            yield name, codec
 
 
 @pytest.mark.system
@@ -429,7 +429,12 @@ def test_one_hostile_peer_beside_three_honest_nodes(
         figure(unattacked.told(f"{name}, {codec}", seen, uniform))
         if not unattacked.beyond(seen, uniform):
             break
-    assert not unattacked.beyond(seen, uniform)
+    beyond = unattacked.beyond(seen, uniform)
+    if beyond and name in NOT_YET:
+        assert {each.partition(":")[0] for each in beyond} <= KNOWN
+        assert fmean(each.loss for each in seen) <= MOST_KNOWN * unattacked.loss
+        pytest.xfail(NOT_YET[name])
+    assert not beyond
 
 
 @pytest.mark.system

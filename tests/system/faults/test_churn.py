@@ -127,7 +127,7 @@ def test_a_storm_of_kills_and_joins(real_nodes: RealNodes, figure: Callable[[str
     for node in swarm.living:
         assert real_nodes.run("leave", "--home", str(node.home)).returncode == 0
     assert [node.process.wait(15) for node in swarm.living] == [0] * len(swarm.living)
-    until(lambda: not real_nodes.left_over(), f"nothing left: {real_nodes.left_over()}", 5)
+    until(lambda: not real_nodes.left_over(), lambda: f"nothing left: {real_nodes.left_over()}", 5)
 
     replicas = round(tokens / (ROUNDS * STEPS * EXAMPLES))
     rounds = round(tokens / (replicas * STEPS * EXAMPLES))

@@ -120,7 +120,7 @@ def test_twenty_kills_in_the_middle_of_swaps(real_nodes: RealNodes, figure: Call
     for node in swarm:
         node.process.terminate()
     assert [node.process.wait(30) for node in swarm] == [0] * len(swarm)
-    until(lambda: not real_nodes.left_over(), f"nothing left: {real_nodes.left_over()}", GONE_S)
+    until(lambda: not real_nodes.left_over(), lambda: f"nothing left: {real_nodes.left_over()}", GONE_S)
     logs = "".join((home / "node.log").read_text() for home in {node.home for node in real_nodes.nodes})
     assert "Traceback" not in logs
 

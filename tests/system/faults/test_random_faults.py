@@ -379,7 +379,7 @@ def test_random_faults(storm: Storm, figure: Callable[[str], None]) -> None:
     assert gap < PROGRESS_S
     assert set(codes.values()) == {0}, codes
     assert not faults, "\n".join(f"{name}: {text}" for name, text in faults.items())
-    until(lambda: not group.left_over(), f"nothing left: {group.left_over()}", 10)
+    until(lambda: not group.left_over(), lambda: f"nothing left: {group.left_over()}", 10)
     if STORM_S >= 3600:
         assert grown.slope_mib_h < SLOPE_MIB_H
     assert grown.mib < SLOPE_MIB_H, "of a shorter time all growth"
