@@ -50,9 +50,9 @@ def program() -> NoReturn:
     from noloco_node.cli import main
 
     code = main()
-    with suppress(BrokenPipeError):
-        sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody reads it any more
+            stream.flush()
     os._exit(code)
 
 

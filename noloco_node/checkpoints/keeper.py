@@ -30,7 +30,8 @@ class CheckpointKeeper:
         self._run_id = run_id
         self._resumed: int | None = None
         self._saved: int | None = None
-        self.unsaved: NolocoError | None = None
+        self.unsaved: DiskFull | None = None
+        self._full = False
         """Why the last try to save wrote none."""
 
     def folder(self) -> Path:
@@ -64,7 +65,8 @@ class CheckpointKeeper:
         except NolocoError as error:
             last = self._resumed if self._saved is None else self._saved
             kept = "and no earlier one is" if last is None else f"the last that is saved is round {last}"
-            self.unsaved = type(error)(f"round {state.round} is not saved, {kept}: {error}")
+            self.unsaved = DiskFull(f"round {state.round} is not saved, {kept}: {error}")
+            self._full = isinstance(error, DiskFull)
             raise
         self._saved, self.unsaved = state.round, None
 
@@ -83,7 +85,9 @@ class CheckpointKeeper:
 
     def health(self, parameters: int) -> tuple[Health, ...]:
         view = self.view(parameters)
-        full = isinstance(self.unsaved, DiskFull)
+        if self.unsaved is not None and not self._full:  # as on a disk that is read-only after errors
+            return (Health("error", f"disk: {self.unsaved}", _REMEDY),)
+        full = self.unsaved is not None
         if not full and (view.free_bytes is None or view.free_bytes >= _ENOUGH * view.bytes):
             return ()
         level, lost = ("error", ", and the last one was not written") if full else ("warning", "")

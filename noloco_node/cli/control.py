@@ -180,6 +180,8 @@ class _Wait:
             return None
         if self._goal.what == "finished" and _done(self._last):
             return self._last
+        if self._home.holder() is not None:  # it moves to another stage, or is just ending
+            return None
         raise NolocoError(
             f"{self._last.name} ended before {self._goal} was reached ({_progress(self._last)}): see {self._home.log}"
         )

@@ -8,6 +8,7 @@ reached (10). node/main.py handles signals.
 import argparse
 import asyncio
 import os
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from noloco_node.run.schema import Manifest
     from noloco_node.run.signed_file import RunFile
 
-_MAX_TRIED = 32
+_MAX_TRIED, _OF_PEER = 32, 2
+"""Addresses of earlier peers that are tried, and of one of them."""
 
 
 Train = Callable[[NodeConfig, "Signed | None", Callable[[NodeConfig], Awaitable[NodeConfig]]], int]
@@ -37,7 +39,8 @@ Train = Callable[[NodeConfig, "Signed | None", Callable[[NodeConfig], Awaitable[
 
 
 def _train(settings: NodeConfig, signed: "Signed | None", again: Callable[[NodeConfig], Awaitable[NodeConfig]]) -> int:
-    return _run(lambda main: main.train(settings, signed, report, again))
+    seen = partial(_answering, Home(settings.home))
+    return _run(lambda main: main.train(settings, signed, report, again, seen))
 
 
 def start(args: argparse.Namespace, train: Train = _train) -> int:
@@ -89,18 +92,21 @@ def join(args: argparse.Namespace, train: Train = _train) -> int:
     _check_device(settings)
     home = Home(settings.home)
     earlier = _earlier(home, settings.run)
-    signed, say = None, None
+    signed, say, over = None, None, False
     if earlier is not None:
         from noloco_node.base.identity import Identity
         from noloco_node.checkpoints.listing import newest
 
         run = earlier.run
-        if not settings.linger and _is_over(run, home):
-            return 0
+        over = not settings.linger and _is_over(run, home)
         there = newest(home.run(run.run_id) / "checkpoints")
         say = f"going on with {run.label}, round {there.round} of {run.rounds}" if there else f"joining {run.label}"
         if earlier.signed.author == Identity.load_or_create(home.identity).peer_id:
             signed = earlier.signed
+    if over and (signed or not settings.bootstrap):
+        return 0
+    if over:
+        say = "asking the others whether its author has given it more rounds"
     if not (settings.bootstrap or signed):
         settings = replace(settings, bootstrap=_seen(home) if settings.run else ())
     if not (settings.bootstrap or signed):
@@ -108,10 +114,15 @@ def join(args: argparse.Namespace, train: Train = _train) -> int:
             "join needs an invitation: `noloco-node join <invitation>`, as the run's author hands it out. Without one "
             f"it goes on with the run of last time, and {home.root} knows no {'way to it' if earlier else 'run'}"
         )
-    with _prepared(settings) as (home, settings):
-        if say:
-            report(say)
-        return train(settings, signed, partial(_afresh, home))
+    try:
+        with _prepared(settings) as (home, settings):
+            if say:
+                report(say)
+            return train(settings, signed, partial(_afresh, home))
+    except SwarmUnreachable:
+        if not over:
+            raise
+        return 0  # nobody is there to ask
 
 
 def _check_device(settings: NodeConfig) -> None:
@@ -136,8 +147,10 @@ def _seen(home: Home) -> tuple[Address, ...]:
     """Addresses of the peers that this node saw last."""
     from noloco_node.peers.cache import PeerCache
 
-    known = [address for addresses in PeerCache(home.root / "peers.json").peers().values() for address in addresses]
-    return tuple(address for address in known if address.transport == "tcp" and not address.relay)[:_MAX_TRIED]
+    found = []
+    for addresses in PeerCache(home.root / "peers.json").peers().values():
+        found += [each for each in addresses if each.transport == "tcp" and not each.relay][:_OF_PEER]
+    return tuple(found[:_MAX_TRIED])
 
 
 def bootstrap(args: argparse.Namespace) -> int:
@@ -184,14 +197,18 @@ async def _reachable(addresses: tuple[Address, ...], home: Home) -> tuple[Addres
     try:
         await reach(addresses)
     except SwarmUnreachable:
-        tried = _seen(home)
-        found = await asyncio.gather(*(probe(address) for address in tried), return_exceptions=True)
-        answering = tuple(address for address, failure in zip(tried, found, strict=True) if failure is None)
-        if not answering:
+        if not (answering := await _answering(home)):
             raise
         report("no bootstrap address answers: joining through peers seen earlier")
         return (*addresses, *answering)
     return addresses
+
+
+async def _answering(home: Home) -> tuple[Address, ...]:
+    """Of the peers that this node saw last, those that accept connections now."""
+    tried = _seen(home)
+    found = await asyncio.gather(*(probe(address) for address in tried), return_exceptions=True)
+    return tuple(address for address, failure in zip(tried, found, strict=True) if failure is None)
 
 
 def _run(node: Callable[[ModuleType], Coroutine[Any, Any, int]]) -> int:
@@ -205,4 +222,8 @@ def _run(node: Callable[[ModuleType], Coroutine[Any, Any, int]]) -> int:
 
 
 def report(line: str) -> None:
-    print(line, flush=True)
+    """A node goes on where nobody can read what it prints: its terminal is gone, or the disk is full."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

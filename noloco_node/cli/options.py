@@ -198,7 +198,7 @@ def _network(parser: argparse.ArgumentParser) -> None:
     add(
         "--relay",
         metavar="WHEN",
-        help="auto: use a relay if needed; only; off: neither use nor be one (default: auto)",
+        help="auto: use one if needed; only: be called over one alone; off: neither use nor be one (default: auto)",
     )
 
 

@@ -48,7 +48,7 @@ async def find(config: NodeConfig, rendezvous: Sequence[str], channel: Channel, 
         return left  # its id is its hash, so no answer could change it
 
     def choose(known: list[run_registry.KnownRun], answered: str) -> Signed:
-        signed = run_registry.choose(known, config.run, config.trust)
+        signed = run_registry.choose(known, config.run, config.trust, left)
         name = verify(signed).name
         if authors.check([*dict.fromkeys([*rendezvous, answered])], name, signed.author, config.trust):
             report(f"trusting {signed.author} as the author of {name} from now on: met here for the first time")

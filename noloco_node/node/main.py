@@ -8,10 +8,11 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from noloco_node.base.addresses import Address
 from noloco_node.errors import EXIT_INTERRUPTED, NolocoError, SwarmUnreachable
 from noloco_node.host.config import NodeConfig
 from noloco_node.node.base import BaseNode, Report
@@ -28,13 +29,24 @@ async def train(
     signed: Signed | None,
     report: Report,
     again: Callable[[NodeConfig], Awaitable[NodeConfig]],
+    seen: Callable[[], Awaitable[Sequence[Address]]],
 ) -> int:
     """Train in a run. `signed`: its manifest, where this is the first node; None: others say which run there is.
-    `again`: the settings for another start, with a port that is free and bootstrap nodes that answer. Returns the exit
-    code, as `rendezvous` does; both raise NolocoError for what a user should read."""
+    `again`: the settings for another start, with a port that is free and bootstrap nodes that answer. `seen`: addresses
+    of earlier peers that answer, for where the bootstrap nodes let nobody in. Returns the exit code, as `rendezvous`
+    does; both raise NolocoError for what a user should read."""
     node = TrainingNode(config, report, signed)
     with _told_to_leave(lambda: node, report) as told:
-        await node.run()
+        try:
+            await node.run()
+        except SwarmUnreachable as error:
+            more = [address for address in await seen() if address not in config.bootstrap] if config.bootstrap else []
+            if node.has_trained or not more or told.is_set():
+                raise
+            report(f"{error}. Joining through peers seen earlier")  # the rendezvous may have lost its key
+            config = replace(config, bootstrap=(*config.bootstrap, *more))
+            node = TrainingNode(config, report, signed)
+            await node.run()
         while (move := node.moves()) and (afresh := await _settings(again, config, told, report)):
             node = TrainingNode(afresh, report, move.signed, move.to)
             gc.collect()  # what it held of the other stage

@@ -478,6 +478,8 @@ class TrainingNode(BaseNode):
     async def _run_amended(self, rules: RunRules) -> None:
         run = self._run = rules.run
         self._report(f"{run.label} was {rules.words} by its author")
+        if self._life.state is NodeState.FINISHED and run.rounds > self._stats.round and not rules.ended:
+            self._report(f"{run.label} goes on, and this node has ended its work in it: start it again to train on")
         self._known_runs.add(rules.signed, amended=rules.amended)
         if self._thread:
             self._thread.amend(run.rounds, ended=rules.ended)
@@ -626,7 +628,7 @@ class TrainingNode(BaseNode):
 
     def _refuses_state(self, reserved_bytes: int) -> bool:
         """By the quota; not in a pause: a node that joins while everybody pauses would have to begin from nothing."""
-        return not self._policy.room_to_send(reserved_bytes + (8 * self._ready.parameters if self._ready else 0))
+        return not self._policy.room_to_give(reserved_bytes + (8 * self._ready.parameters if self._ready else 0))
 
     # ---- events of the rounds ----
     def swapping(self, under_way: bool) -> None:

@@ -171,9 +171,9 @@ def first_copies(copies: Iterable[Signed]) -> list[Signed]:
     return list(found.values())
 
 
-def choose(known: Sequence[KnownRun], run_id: str | None, author: str | None) -> Signed:
-    """The run to join: the one that is named, else the only one in which somebody trains, else the only one. Of its id
-    and of its author's, the first half is enough."""
+def choose(known: Sequence[KnownRun], run_id: str | None, author: str | None, left: Signed | None = None) -> Signed:
+    """The run to join: the one that is named, else the only one in which somebody trains, else the only one; of several
+    the one that this node has `left`. Of its id and of its author's, the first half is enough."""
     training = Counter[str]()
     for run in known:
         training[manifest.verify(run.signed).run_id] += run.training
@@ -193,6 +193,8 @@ def choose(known: Sequence[KnownRun], run_id: str | None, author: str | None) ->
     if not matching:
         raise Incompatible("no run is known there yet: start one with `noloco-node start run.toml --bootstrap <addr>`")
     matching = {k: s for k, s in matching.items() if training[k]} or matching
+    if left is not None and len(matching) > 1 and left in matching.values():
+        return left
     if len(matching) > 1:
         names = ", ".join(f"{manifest.verify(s).label} (--run {k})" for k, s in matching.items())
         raise Incompatible(f"several runs are known there, name one: {names}")

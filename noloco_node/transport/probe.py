@@ -66,6 +66,8 @@ def check_port(address: Address) -> None:
             port, another = f"the port {address.port} on {address.host}", "choose another one with --listen"
             if error.errno == errno.EADDRINUSE:
                 raise PortInUse(f"{port} is in use by another program: {another}") from error
+            if error.errno == errno.EADDRNOTAVAIL:  # which may come: of a VPN, as the machine starts
+                raise PortInUse(f"{address.host} is no address of this machine at this moment: {another}") from error
             raise UsageError(f"{port} is refused ({error.strerror}): {another}") from error
 
 

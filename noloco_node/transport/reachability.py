@@ -97,7 +97,7 @@ class Reachability:
         looks = asyncio.gather(*(self_view.look(self._channel(peer), ports) for peer in self.helpers))
         self.skew, seen_by = await asyncio.gather(self_view.skew([self._channel(peer) for peer in clocks]), looks)
         views = [view for view in seen_by if view and (self._relays == ONLY or not _is_here(view.host))]
-        if not (ours or self._relays == ONLY):
+        if not (ours or views or self._relays == ONLY):  # with views alone, others can call no address of ours
             return
         seen = [(view.host, port) for view in views for port in view.open]
         if seen and self._relays != ONLY:

@@ -161,4 +161,6 @@ def _cannot_listen(address: str, error: OSError) -> PortInUse | UsageError:
     page, another = f"the web page cannot be served at {address}", "choose another address or port with --web"
     if error.errno == errno.EADDRINUSE:
         return PortInUse(f"{page}, its port is in use by another program: {another}")
+    if error.errno == errno.EADDRNOTAVAIL:  # which may come: of a VPN, as the machine starts
+        return PortInUse(f"{page}, which is no address of this machine at this moment: {another}")
     return UsageError(f"{page} ({os.strerror(error.errno or 0).lower()}): {another}")

@@ -15,7 +15,7 @@ from torch import Tensor
 from noloco_node.base import atomic_files
 from noloco_node.checkpoints import checkpoint
 from noloco_node.checkpoints.keeper import CheckpointKeeper
-from noloco_node.errors import DiskFull
+from noloco_node.errors import DiskFull, UsageError
 from noloco_node.terminal.text import print_status
 from noloco_node.views.status import StatusView
 
@@ -83,6 +83,23 @@ def test_what_was_not_saved_says_what_is(tmp_path: Path, monkeypatch: pytest.Mon
         room(monkeypatch, None)
         keeper.save(Replica(round=8, step=80), LAYOUT)
         assert keeper.unsaved is None
+
+
+def test_a_disk_that_takes_nothing_is_an_error_whatever_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is read-only after errors."""
+    keeper = CheckpointKeeper(tmp_path, RUN)
+
+    def fails(*_: object) -> None:
+        raise UsageError("cannot write there: Read-only file system. Move NOLOCO_HOME")
+
+    monkeypatch.setattr(checkpoint, "save", fails)
+    with pytest.raises(UsageError):
+        keeper.save(Replica(round=7, step=70), LAYOUT)
+    (finding,) = keeper.health(PARAMETERS)
+    assert finding.level == "error" and "round 7 is not saved" in finding.text
+    assert keeper.unsaved is not None and keeper.unsaved.exit_code == 20
 
 
 def test_an_error_from_one_that_did_not_fit_to_one_that_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def node(monkeypatch):
             raise module.result
         return module.result
 
-    module.train = lambda config, signed, report, again: run(config, "trains", signed, report)
+    module.train = lambda config, signed, report, _again, _seen: run(config, "trains", signed, report)
     module.rendezvous = lambda config, report: run(config, "rendezvous", None, report)
     monkeypatch.setitem(sys.modules, "noloco_node.node.main", module)
     monkeypatch.setattr("noloco_node.node.main", module, raising=False)
@@ -293,6 +293,28 @@ def test_join_of_a_run_that_is_over(node, home, address, capsys):
     assert node.calls == []
     assert main(["join", "--linger", "60"]) == 0
     assert len(node.calls) == 1, "it answers `status` for a while"
+
+
+def test_a_volunteer_whose_run_is_over_asks_whether_it_goes_on(node, home, address, tmp_path, capsys):
+    """Its author may have given it more rounds."""
+    main(["init"])
+    author = Identity.load_or_create(tmp_path / "author.key")
+    was_in(home, author, rounds=20, done=20)
+    assert main(["join"]) == 0 and node.calls == [], "it knows nobody to ask"
+    was_in(home, author, rounds=20, bootstrap=[free_address()])
+    assert main(["join"]) == 0 and node.calls == [], "nobody is there"
+    was_in(home, author, rounds=20, bootstrap=[address])
+    capsys.readouterr()
+    assert main(["join"]) == 0
+    assert "asking the others whether its author has given it more rounds" in capsys.readouterr().out
+    assert len(node.calls) == 1
+
+
+def test_a_terminal_that_is_gone_ends_no_node():
+    script = "from noloco_node.cli.daemon import report\nreport('x')\nreport('y')\nraise SystemExit(7)"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", script], stdout=full, check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == 7
 
 
 def test_the_port_of_last_time_is_taken_again_if_it_is_free(node, home, address):

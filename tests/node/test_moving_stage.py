@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from noloco_node.base.addresses import Address
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.host.config import NodeConfig
 from noloco_node.node import main
@@ -17,6 +18,8 @@ from noloco_node.run.manifest import Signed
 
 SIGNED = Signed(b"run", "author", b"signature")
 MOVE = Move(1, 2, SIGNED)
+DOOR, OTHER_DOOR = (Address("ip4", "127.0.0.1", port, "peer") for port in (1, 2))
+CONFIG = NodeConfig(home=Path("/nowhere"), bootstrap=(DOOR,))
 
 
 class Sessions:
@@ -55,7 +58,12 @@ class Sessions:
 
 
 async def trained(
-    monkeypatch: pytest.MonkeyPatch, sessions: Sessions, *, told_at: int = 0, nobody_at: int = 0
+    monkeypatch: pytest.MonkeyPatch,
+    sessions: Sessions,
+    *,
+    told_at: int = 0,
+    nobody_at: int = 0,
+    seen: tuple[Address, ...] = (),
 ) -> list[str]:
     """`told_at`: before which start it is told to leave; `nobody_at`: before which one nobody answers at first."""
     said: list[str] = []
@@ -71,8 +79,11 @@ async def trained(
             sessions.finds_nobody()
         return config
 
+    async def earlier() -> tuple[Address, ...]:
+        return seen
+
     monkeypatch.setattr(main, "TrainingNode", sessions)
-    assert await main.train(NodeConfig(home=Path("/nowhere")), None, said.append, again) == 0
+    assert await main.train(CONFIG, None, said.append, again, earlier) == 0
     assert not sessions.runs
     return said
 
@@ -117,3 +128,13 @@ async def test_where_nobody_answers_between_the_two_it_asks_again(monkeypatch: p
     said = await trained(monkeypatch, sessions, nobody_at=1)
     assert sessions.begun == [(None, None), (None, 2)]
     assert said == ["nobody is there. It is tried again in 0 s"]
+
+
+async def test_where_the_rendezvous_lets_nobody_in_earlier_peers_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers at its address, and may have lost its key."""
+    sessions = Sessions(Sessions.finds_nobody, Sessions.trains)
+    assert await trained(monkeypatch, sessions, seen=(DOOR, OTHER_DOOR)) == [
+        "nobody is there. Joining through peers seen earlier"
+    ]
+    with pytest.raises(SwarmUnreachable):
+        await trained(monkeypatch, Sessions(Sessions.finds_nobody), seen=(DOOR,))

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from noloco_node.base.addresses import EXAMPLE, Address, parse
-from noloco_node.errors import SwarmUnreachable
-from noloco_node.transport.probe import is_of_this_machine, probe
+from noloco_node.errors import PortInUse, SwarmUnreachable
+from noloco_node.transport.probe import check_port, is_of_this_machine, probe
 
 PEER = parse(EXAMPLE).peer
 
@@ -43,6 +43,11 @@ async def test_no_answer():
                 await probe(at(port), 0.2)
         finally:
             writer.transport.abort()
+
+
+def test_an_address_that_is_not_there_yet_is_no_final_error():
+    with pytest.raises(PortInUse, match="no address of this machine at this moment"):
+        check_port(Address("ip4", "192.0.2.1", 4001))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from memory_network.network import MemoryNetwork
 from virtual_clock import run_virtual
 
 from noloco_node.base.addresses import Address
-from noloco_node.transport import reachability
+from noloco_node.transport import reachability, self_view
 from noloco_node.transport.reachability import DIRECTLY, KEEP_S, MAPPED, OFF, OUTGOING, RELAYED, Reachability
 from noloco_node.wire import mirror_pb2 as pb
 from noloco_node.wire.mirror_pb2_grpc import MirrorServicer, add_MirrorServicer_to_server
@@ -50,6 +50,22 @@ def test_a_node_seen_at_any_address_of_its_machine_is_reached_directly(
     found = run_virtual(main())
     assert found.verdict == verdict
     assert str(found.addresses([])[0]) == "/ip4/192.0.2.1/tcp/4001/p2p/us"
+
+
+def test_a_host_without_an_address_that_others_know_asks_for_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with IPv6 alone, where p2pd listens for IPv4."""
+
+    async def skew(_: object) -> None:
+        return None
+
+    async def look(*_: object) -> self_view.SelfView:
+        return self_view.SelfView("2001:db8::1", ())
+
+    monkeypatch.setattr(reachability.self_view, "skew", skew)
+    monkeypatch.setattr(reachability.self_view, "look", look)
+    found = Reachability("us", OFF, {"helper": []}, list, lambda peer: peer)
+    asyncio.run(found.survey(lambda: None, [Address("ip4", "127.0.0.1", 4001)]))
+    assert found.verdict == OUTGOING
 
 
 def test_each_peer_is_asked_for_its_clock_once(monkeypatch: pytest.MonkeyPatch) -> None:
