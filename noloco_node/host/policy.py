@@ -76,6 +76,10 @@ class Policy:
     def room_to_send(self, size_bytes: int) -> bool:
         return self._quota.exhausted(self.traffic.used, sent=size_bytes) is None
 
+    def room_to_give(self, size_bytes: int) -> bool:
+        """Half of a day's upload stays for swaps: anybody may ask for states, again and again."""
+        return self.room_to_send(size_bytes + (self._quota.sent or 0) // 2)
+
     def room_to_receive(self, size_bytes: int) -> bool:
         return self._quota.exhausted(self.traffic.used, received=size_bytes) is None
 

@@ -6,8 +6,9 @@ comes from the network, and libp2p proves who answers at an address. A damaged f
 """
 
 import json
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,8 @@ MAX_PEERS = 64
 """The peers seen last, of each place the same number: enough that some are still there after a week."""
 MAX_FILE_BYTES = 256 << 10
 """More than a file of MAX_PEERS peers with the most and longest addresses has."""
+AGAIN_S = 3600.0
+"""How often it is written at least, so that who has gone is not first for ever."""
 LATEST = 1 << 34
 """Seconds since 1970 that a clock may show: a peer seen in five centuries would be dropped last."""
 _LOST = "peers seen before this start are forgotten"
@@ -42,32 +45,36 @@ class PeerCache:
         self._path = path
         self._peers: dict[str, tuple[float, tuple[Address, ...]]] | None = None
         self._written: object = None
+        self._written_at = 0.0
 
     def peers(self) -> dict[str, tuple[Address, ...]]:
         """Addresses by peer id, the peer that was seen last first."""
         found = self._read()
         return {peer: found[peer][1] for peer in sorted(found, key=lambda peer: -found[peer][0])}
 
-    def keep(self, records: Iterable[Seen]) -> None:
-        """Add peers that are there now. Raises DiskFull, UsageError."""
-        there = {r.peer_id: (r.time, r.addresses) for r in records if r.addresses}
+    def keep(self, records: Iterable[Seen], met: Mapping[str, str] | None = None) -> None:
+        """Add peers that are there now. `met`: in which place each was met, where that is known; others are where they
+        say that they are. Raises DiskFull, UsageError."""
+        now = time.time()
+        there = {r.peer_id: (min(r.time, now), r.addresses) for r in records if r.addresses}
         found = {**self._read(), **there}
         latest = sorted(found, key=lambda peer: -found[peer][0])
         before = Counter[str]()
         turn = {}
         for peer in latest:  # each place's latest come before any place's second
-            place = claimed(peer, found[peer][1])
+            place = (met or {}).get(peer) or claimed(peer, found[peer][1])
             turn[peer] = before[place]
             before[place] += 1
         self._peers = {peer: found[peer] for peer in sorted(latest, key=turn.__getitem__)[:MAX_PEERS]}
-        if (content := {peer: addresses for peer, (_, addresses) in self._peers.items()}) == self._written:
+        content = {peer: addresses for peer, (_, addresses) in self._peers.items()}
+        if content == self._written and now < self._written_at + AGAIN_S:
             return  # nothing but the times has changed
         table = {
             peer: {"seen": round(at), "addresses": list(map(str, addresses))}
             for peer, (at, addresses) in self._peers.items()
         }
         atomic_files.write(self._path, json.dumps(table, indent=1) + "\n")
-        self._written = content
+        self._written, self._written_at = content, now
 
     def _read(self) -> dict[str, tuple[float, tuple[Address, ...]]]:
         if self._peers is None:

@@ -39,6 +39,7 @@ _DHT_S = 10.0  # for one look-up or store: a few rounds of calls, each cancelled
 _LEAVE_S = 2.0  # leaving is quick even if no peer answers any more
 _CALL_S = 3.0
 _SILENT_S = 5.0  # that a peer without an answer is not asked: one that was away for an hour as long as any other
+_UNMET = 2  # neighbours of an answer that are asked though we have not met them
 _NEAREST = 8  # nodes that a look-up or store asks; five of them hold a record. hivemind's 20 answered with 20 copies
 _FIRST_READS = 2  # before a record is written: what the first says of the run's size, the second checks
 _PINGED = 64  # peers that a node pings when its routing table is empty
@@ -261,11 +262,15 @@ class Directory:
         return counted
 
     def _noting(self, call_find: Any) -> Any:
-        """hivemind's look-up at one node, noting which records that node gave us."""
+        """hivemind's look-up at one node, noting which records that node gave us. Of the neighbours that it names few
+        are followed that we have not met: ids near any key are free, and eight of nobody would be all that is asked."""
 
         async def find(teller: Any, keys: Any) -> Any:
             found = await call_find(teller, keys)
-            for value, _ in (found or {}).values():
+            table = self._running().protocol.routing_table
+            for value, near in (found or {}).values():
+                for unmet in [each for each in near if each not in table][_UNMET:]:
+                    del near[unmet]
                 for peer in value.value.data if value is not None and hasattr(value.value, "data") else ():
                     self._told_by[peer] = {*list(self._told_by.pop(peer, ()))[-_TELLERS:], teller.to_base58()}
             for _ in range(len(self._told_by) - _MAX_KNOWN):

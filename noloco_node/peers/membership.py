@@ -37,6 +37,7 @@ class KnowsAddresses(Protocol):
     def p2p(self) -> Any: ...
     def channel(self, peer: str) -> grpc.aio.Channel: ...
     def introduce(self, peers: Mapping[str, Sequence[Address]]) -> None: ...
+    def place_of(self, peer: str) -> str: ...
 
 
 class Membership:
@@ -93,7 +94,8 @@ class Membership:
         """Call some cached peers that were not seen, and add those seen to the cache."""
         if self._directory:
             await self._call_cached(self._directory)
-            await asyncio.to_thread(self._cache.keep, [*self.seen.values()])  # it syncs the disk
+            met = {peer: self._transport.place_of(peer) for peer in self.seen}
+            await asyncio.to_thread(self._cache.keep, [*self.seen.values()], met)  # it syncs the disk
 
     async def rejoin(self) -> None:
         """Enter the directory again, after another p2pd was started."""

@@ -39,6 +39,8 @@ UNKNOWN_AHEAD_BYTES = 1 << 20
 """Before the caller has said how long a round trip takes."""
 HOLD_S = 0.25
 """A partner that sends nothing for so long waits for us: then one piece goes."""
+FIRST_BYTES = 1 << 10
+"""Of a frame before a swap: an offer with a token has 180."""
 SMALL_BYTES = 32 << 10
 """Of a frame that may go first: as large as what opens a fragment with lattice codes, twice."""
 
@@ -164,8 +166,12 @@ class Link:
 
     # ---- receiving ----
     async def receive(self, deadline_s: float) -> wire.Frame:
-        """The next frame, before a swap: a large one, in pieces, is none of those that may come then."""
-        return wire.from_bytes(await self._next_in(deadline_s))
+        """The next frame, before a swap, which is small. Not at the volunteer's rate, nor of the day's quota: anybody
+        may send one."""
+        message = await self._next_in(deadline_s, paced=False)
+        if len(message) > FIRST_BYTES:
+            raise PeerMisbehaved("too_large", f"{len(message)} bytes before a swap")
+        return wire.from_bytes(message)
 
     async def receive_whole(self, silence_s: float, stall_s: float) -> wire.Frame:
         """The next frame of a swap. `silence_s`: without a message; `stall_s`: with signs of life or pieces only."""
@@ -191,15 +197,17 @@ class Link:
         with suppress(PeerFault, TimeoutError):
             async with asyncio.timeout(deadline_s):
                 while True:
-                    await self.receive(deadline_s)
+                    await self._next_in(deadline_s)
 
-    async def _next_in(self, deadline_s: float) -> bytes:
+    async def _next_in(self, deadline_s: float, *, paced: bool = True) -> bytes:
         if self._incoming is None:
             raise PeerLost("not_connected")
-        await self._pace.receiving()
+        if paced:
+            await self._pace.receiving()
         message = await next_message(self._incoming, deadline_s)
         size = len(message)
-        self._pace.received(size)
+        if paced:
+            self._pace.received(size)
         self.received_bytes += size
         if self._outbox:
             self._changed.set()

@@ -258,16 +258,18 @@ class _Attempt:
         self._donor, self._checks = donor, checks
         self._channel, self._wanted, self._witnesses = channel, wanted, witnesses
         self._patience, self._queue_s, self._slow, self._waits_for = patience, queue_s, slow, waits_for
-        self._place, self._since = MAX_WAITING + 1, _now()
+        self._place, self._since, self._began = MAX_WAITING + 1, _now(), _now()
         self._words = client.DownloadProgress()
         waits_for(f"state from {self.name}")
 
     def queued(self, place: int) -> None:
-        if place < self._place:
-            self._place, self._since = place, _now()
+        now, forward = _now(), place < self._place
+        if forward:
+            self._place, self._since = place, now
+        if self._queue_s is not None and (now - self._since > self._queue_s or now - self._began > 2 * self._queue_s):
+            raise PeerRefused("busy")  # a queue that goes forward step by step may still last for ever
+        if forward:
             self._renew()
-        elif self._queue_s is not None and _now() - self._since > self._queue_s:
-            raise PeerRefused("busy")
         self._waits_for(f"state from {self.name}" + (f", {place} before us" if place else ", which copies it"))
 
     async def check_round(self, round: int) -> None:

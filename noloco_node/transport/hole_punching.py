@@ -36,9 +36,9 @@ WITHIN_S = 2
 """A call waits for it, and then goes over the relay. It takes two round trips to the relay and one to the peer."""
 AGAIN_S, ASK_AGAIN_S = 600.0, 60.0
 """When it is tried again with a peer that was dialled in vain, and with one for which the relay arranged nothing."""
-MOST_DIALS, AN_HOUR, OF_PLACE, PLACE_S = 8, 40, 4, 240.0
-"""At a relay's word: at the same time; in vain, in an hour; and of one place in this time. After 100 dials of which
-fewer than 5 reach somebody p2pd takes UDP for blocked."""
+MOST_DIALS, AN_HOUR, OF_PLACE_AN_HOUR, OF_PLACE, PLACE_S = 8, 40, 8, 4, 240.0
+"""At a relay's word: at the same time; in vain, in an hour; of one place in an hour, and in this time. After 100 dials
+of which fewer than 5 reach somebody p2pd takes UDP for blocked."""
 _HOUR_S = 3600.0
 MOST_ARRANGED, ARRANGED_OF_PLACE = 32, 4
 """That a relay arranges at the same time, over all callers, and of one place."""
@@ -161,8 +161,9 @@ class _InVain:
         """None where there were too many."""
         dial = _Dial(now, place_of(address.host))
         self._dials = [each for each in self._dials if each.at > now - _HOUR_S]
-        of_place = [each for each in self._dials if each.place == dial.place and each.at > now - PLACE_S]
-        if len(self._dials) >= AN_HOUR or len(of_place) >= OF_PLACE:
+        of_place = [each.at for each in self._dials if each.place == dial.place]
+        lately = [at for at in of_place if at > now - PLACE_S]
+        if len(self._dials) >= AN_HOUR or len(of_place) >= OF_PLACE_AN_HOUR or len(lately) >= OF_PLACE:
             return None
         self._dials.append(dial)
         return dial

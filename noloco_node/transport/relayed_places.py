@@ -60,6 +60,8 @@ class RelayedPlaces:
         way = far_end.relay, far_end.peer
         try:
             place = await whence(self._channel(far_end.relay), far_end.peer)
+            if place and far_end.relay not in self._trusted:  # so it divides peers, and equals nobody's real place
+                place = f"{place}, as {far_end.place} says"
             remember(self._places, way, place if self._is_believed(far_end, place) else "", MAX_KNOWN)
             remember(self._ask_again, way, asyncio.get_running_loop().time() + _AGAIN_S, MAX_KNOWN)
         finally:

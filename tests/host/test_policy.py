@@ -35,6 +35,13 @@ def test_a_home_that_cannot_be_written_costs_the_mark_alone(tmp_path: Path) -> N
     assert gone.held_back() is None
 
 
+async def test_states_leave_half_of_the_days_upload_for_swaps(tmp_path: Path) -> None:
+    node = allowance(tmp_path, daily_upload=1000)
+    assert node.room_to_give(500) and not node.room_to_give(501)
+    await node.traffic.sending(400)
+    assert not node.room_to_give(200) and node.room_to_send(200)
+
+
 async def test_todays_traffic_is_saved_now_and_then_and_at_the_end(tmp_path: Path) -> None:
     node = allowance(tmp_path)
     for sent, leaving, saved in ((5, False, 5), (7, False, 5), (0, True, 12)):

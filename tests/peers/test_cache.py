@@ -1,6 +1,7 @@
 """The peer cache: kept over restarts, small, and never trusted."""
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,16 @@ def test_nothing_is_written_where_nothing_has_changed_but_times(tmp_path: Path, 
     path.unlink()
     cache.keep([seen(ids[0], 6.0)])
     assert not path.exists()
+
+
+def test_who_says_a_later_time_or_another_place_is_not_first_for_it(tmp_path: Path, ids: list[str]) -> None:
+    path, late = tmp_path / "peers.json", time.time() + 50
+    cache = PeerCache(path)
+    cache.keep([seen(ids[0], late), seen(ids[1], time.time() - 1)])
+    assert cache._read()[ids[0]][0] <= time.time()
+    crowd = [Seen(peer, time.time(), (Address("ip4", f"9.9.{n}.9", 1, peer),)) for n, peer in enumerate(ids[2:])]
+    cache.keep([*crowd, seen(ids[1], time.time() - 1)], dict.fromkeys(ids[2:], "one host"))
+    assert ids[1] in [*PeerCache(path).peers()][:MAX_PEERS]
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,7 @@ def test_the_run_in_which_somebody_trains_is_meant(author: Identity, other_autho
     with pytest.raises(Incompatible, match="several runs") as told:
         run_registry.choose([*there, KnownRun(signed(author, "other"), 2)], None, None)
     assert "spam" not in str(told.value)
+    assert run_registry.choose([*there, KnownRun(signed(author, "other"), 2)], None, None, real) is real, "it was there"
 
 
 def test_of_several_that_signed_a_run_the_first_is_shown(author: Identity, other_author: Identity) -> None:

@@ -11,8 +11,18 @@ import pytest
 from virtual_clock import run_virtual
 
 from noloco_node.core.codecs.codec import CodecStats, Payload
+from noloco_node.errors import PeerMisbehaved
+from noloco_node.host.traffic import Traffic
 from noloco_node.rounds import link as link_module
-from noloco_node.rounds.link import AHEAD_BYTES, ALIVE_S, HOLD_S, LEAST_BYTES_S, UNKNOWN_AHEAD_BYTES, Link
+from noloco_node.rounds.link import (
+    AHEAD_BYTES,
+    ALIVE_S,
+    FIRST_BYTES,
+    HOLD_S,
+    LEAST_BYTES_S,
+    UNKNOWN_AHEAD_BYTES,
+    Link,
+)
 from noloco_node.rounds.pieces import QUICK_S
 from noloco_node.rounds.swap import Backlog, Swap
 from noloco_node.wire import messages as wire
@@ -80,6 +90,21 @@ def test_a_link_that_is_held_is_never_silent_for_long() -> None:
 )
 def test_on_a_far_link_more_is_under_way(round_trip_s: float | None, ahead: float) -> None:
     assert sent_at(round_trip_s, {}, 40).count(0.0) == pytest.approx(ahead / FRAME_BYTES, abs=1.01)
+
+
+async def test_who_has_not_been_checked_costs_no_quota_and_sends_little() -> None:
+    traffic = Traffic()
+    link = Link(traffic)
+
+    async def said() -> AsyncIterator[bytes]:
+        yield wire.to_bytes(OFFER)
+        yield wire.to_bytes(OFFER) + bytes(FIRST_BYTES)
+
+    link.listen(said())
+    assert await link.receive(1.0) == OFFER
+    with pytest.raises(PeerMisbehaved, match="too_large"):
+        await link.receive(1.0)
+    assert traffic.used.received == 0
 
 
 def test_what_comes_in_a_round_trip_may_be_under_way() -> None:

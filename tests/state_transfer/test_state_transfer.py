@@ -656,6 +656,15 @@ def test_a_donor_that_would_take_hours_is_left_while_there_are_others(
         assert state is not None and lasted_s > slow_donors.LONG_S, "nobody else has it"
 
 
+def test_a_donor_whose_queue_goes_on_for_ever_is_left_while_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each place is nearer, and soon enough."""
+    monkeypatch.setattr(choose_donor.random, "choice", lambda found: found[0])
+    places = [wire.StatePlace(32 - n // 2) for n in range(64)]
+    slow = FaultyDonor([*places, header(DATA), *chunks(DATA)], 12, shows=DATA, gaps=[29.0] * 64)
+    state, lasted_s = play(slowly({"first": slow, "second": None}, DATA))
+    assert state is not None and lasted_s < 3 * choose_donor.QUEUE_S
+
+
 def test_one_witness_with_a_false_round_discredits_nobody() -> None:
     faulty = [FaultyDonor([wire.Refusal(wire.Code.BUSY)], round) for round in (BUDGET + 5, 1 << 60)]
     state = play(beside_an_honest_one(faulty[0], witness=faulty[1]))

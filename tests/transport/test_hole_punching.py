@@ -21,9 +21,11 @@ from noloco_node.transport.hole_punching import (
     ASK_AGAIN_S,
     MOST_DIALS,
     OF_PLACE,
+    OF_PLACE_AN_HOUR,
     PLACE_S,
     WITHIN_S,
     HolePunching,
+    _InVain,
 )
 from noloco_node.wire import mirror_pb2 as pb
 from noloco_node.wire.mirror_pb2_grpc import HolePunchingStub, add_HolePunchingServicer_to_server
@@ -242,6 +244,13 @@ def test_a_place_is_dialled_few_times_whatever_ids_it_makes_up() -> None:
         assert await three.told(three.relay, QUIC.format(5), ids[0]) is None
 
     among_three(test)
+
+
+def test_one_place_leaves_most_of_an_hours_dials_to_others() -> None:
+    dials, address = _InVain(), parse(QUIC.format(5))
+    made = [dials.begin(address, 60.0 * minute) for minute in range(60)]
+    assert len([dial for dial in made if dial]) == OF_PLACE_AN_HOUR
+    assert dials.begin(parse("/ip4/9.9.9.9/udp/4001/quic-v1"), 3599.0)
 
 
 def test_peers_of_one_place_that_let_nothing_in_are_dialled_few_times() -> None:

@@ -48,7 +48,11 @@ async def places(
 
 
 def test_who_comes_over_a_relay_stands_where_the_relay_saw_it_come_from() -> None:
-    assert run_virtual(places(["9.9.9.0/24", "10.0.0.7"], 2)) == ["9.9.9.0/24", "10.0.0.7"]
+    said = ["9.9.9.0/24", "10.0.0.7"]
+    assert run_virtual(places(said, 2, trusted=["relay"])) == said
+    assert run_virtual(places(said, 2)) == [f"{place}, as relay 8.8.8.0/24 says" for place in said], (
+        "which is nobody's real place: else a relay could use up another peer's share"
+    )
 
 
 @pytest.mark.parametrize("nonsense", ["", "here", "relay 9.9.9.0/24", "9.9.9.9/24", "x" * 1000])
