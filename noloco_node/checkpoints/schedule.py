@@ -46,16 +46,18 @@ class CheckpointSchedule(Generic[S]):
         self._keep = keep
         self._failed = failed
         self._round, self._at = round, now
+        self._step: int | None = None
         self._task: asyncio.Task[None] | None = None
         self._asked: Future[S] | None = None
         """For the state, until it is written."""
 
-    def save_if_due(self, round: int, now: float) -> None:
-        """Start writing one if it is due."""
+    def save_if_due(self, round: int, step: int, now: float) -> None:
+        """Start writing one if it is due: not the same again, of a node that waits for data or for memory."""
         in_rounds = round // EVERY_ROUNDS > self._round // EVERY_ROUNDS
-        if self._under_way or not (in_rounds or now >= self._at + EVERY_S):
+        in_time = now >= self._at + EVERY_S and step != self._step
+        if self._under_way or not (in_rounds or in_time):
             return
-        self._round, self._at = round, now
+        self._round, self._step, self._at = round, step, now
         self._begin()
 
     async def save_now(self, *, leaving: bool = False) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from noloco_node.cli.options import as_json, print_json
 from noloco_node.errors import UsageError
+from noloco_node.views.documents import plain
 
 if TYPE_CHECKING:
     from noloco_node.core.codecs.activations import ActivationCodec
@@ -152,7 +153,6 @@ def _output(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_training(args: argparse.Namespace) -> int:
-    from noloco_node.run.schema import OuterSpec
     from noloco_node.simulate import report, sweep
 
     choices, seeds = _choices(args), _list(args.seed, int, "--seed")
@@ -166,7 +166,7 @@ def _run_training(args: argparse.Namespace) -> int:
         raise UsageError("--attackers needs --attack: what they do")
     if args.links is not None:
         return _run_clock(args, choices, seeds)
-    overlaps = _list(args.overlap or OuterSpec().overlap, str, "--overlap")
+    overlaps = _list(args.overlap or _overlap(args), str, "--overlap")
     settings = _settings(args, overlaps[0])
     ways = _cut(
         args, {overlap if len(overlaps) > 1 else "": replace(settings, overlap=overlap) for overlap in overlaps}
@@ -174,7 +174,7 @@ def _run_training(args: argparse.Namespace) -> int:
     curves = _train(ways, choices, seeds, args.threads)
     found = sweep.results(curves)
     if args.sweep:
-        found = sorted(found, key=lambda result: result.averaged_model_loss)
+        found = sorted(found, key=sweep.by_loss)
     if args.plot is not None:
         report.plot_comparison(settings, curves, args.plot)
     parts: list[object] = [report.comparison(found)]
@@ -213,7 +213,6 @@ def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Seq
 
 
 def _run_attacks(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Sequence[int]) -> int:
-    from noloco_node.run.schema import OuterSpec
     from noloco_node.simulate import report, sweep
     from noloco_node.simulate.settings import ATTACKS
 
@@ -221,7 +220,7 @@ def _run_attacks(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: S
         raise UsageError("--attack takes one noloco in --algorithms, and neither --links nor --plot")
     attacks = ATTACKS if args.attack == "all" else _list(args.attack, str, "--attack")
     counts = _list(args.attackers or "1", int, "--attackers")
-    plain = _settings(args, args.overlap or OuterSpec().overlap)
+    plain = _settings(args, args.overlap or _overlap(args))
     compared = [replace(plain, attack=attack, attackers=count) for attack in attacks for count in counts]
     if args.sweep:
         compared = [replace(one, defences=on) for one in [plain, *compared] for on in (False, True)]
@@ -276,7 +275,7 @@ def _run_stages(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace, document: dict[str, Any], *parts: object) -> int:
     if args.json:
-        print_json(document)
+        print_json(plain(document))
     else:
         from noloco_node.terminal.text import console
 
@@ -325,6 +324,14 @@ def _cut(args: argparse.Namespace, whole: "Mapping[str, Settings]") -> "dict[str
             cut = replace(settings, model=apart, stages=count, routing=routing, activations=coded.name)
             ways[f"{way} {count} stages {routing} {coded.name}".strip()] = cut
     return ways
+
+
+def _overlap(args: argparse.Namespace) -> str:
+    """Of the run that is simulated."""
+    from noloco_node.run import toml
+    from noloco_node.run.schema import OuterSpec
+
+    return (toml.load(Path(args.run)).outer if args.run else OuterSpec()).overlap
 
 
 def _settings(args: argparse.Namespace, overlap: str) -> "Settings":

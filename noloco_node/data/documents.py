@@ -27,6 +27,7 @@ LINE = 64_000_000
 RECORDS = 1024
 """Of a parquet file at once."""
 
+_ARROW_FILE = b"ARROW1"
 _COMPRESSED_ERRORS = (OSError, EOFError, zlib.error)
 _BLOCK = 1 << 20
 
@@ -140,14 +141,16 @@ class Documents:
                 yield from filter(None, batch.column(0).to_pylist())
 
     def _arrow(self) -> Iterator[str]:
-        """As `datasets` saves a set to a folder: a stream of batches."""
+        """A stream of batches, as `datasets` saves a set to a folder; or a file, as others write it."""
         arrow = library("pyarrow", "arrow files")
         with self._arrow_errors(), arrow.memory_map(str(self._path)) as file:
             whole = max(1, file.size())
             self._share = lambda: file.tell() / whole
-            stream = arrow.ipc.open_stream(file)
+            is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
+            file.seek(0)
+            stream = arrow.ipc.open_file(file) if is_file else arrow.ipc.open_stream(file)
             self._check_column(stream.schema)
-            for batch in stream:
+            for batch in map(stream.get_batch, range(stream.num_record_batches)) if is_file else stream:
                 yield from filter(None, batch.column(self._field).to_pylist())
             self._share = None
 

@@ -53,7 +53,8 @@ MAX_SKIP = 100_000
 within its share of them, as few replicas begin in the same one."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 
-_FORMATS = ("parquet", "json", "text", "csv", "arrow")
+_FORMATS = ("parquet", "json", "csv", "arrow")
+"""Not text: `datasets` makes each line of a file a record of its own, without its end."""
 _NETWORK = ("httpx", "httpcore", "aiohttp", "requests", "urllib3", "fsspec", "huggingface_hub")
 """Errors of these libraries count as temporary too, as every OSError does."""
 
@@ -215,9 +216,13 @@ class Reader:
                 if mark.state is None:
                     raise
                 raise Incompatible(_OTHER.format(name=self._of.name)) from error
-            except Exception as error:
-                if not _is_temporary(error):
-                    raise
+            except NolocoError:
+                raise
+            except Exception as error:  # noqa: BLE001 (its readers raise everything)
+                if not _is_temporary(error):  # every node would come to it, again and again
+                    log.warning("a part of %s cannot be read and is left out: %s", self._of.name, in_one_line(error))
+                    mark, found = self._after(replace(mark, state=None, offset=mark.offset or 0), found)
+                    continue
                 _log_waiting(self._of.name, error, wait_s)
                 stop.wait(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)

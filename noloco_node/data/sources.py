@@ -117,7 +117,13 @@ def check_size(tokenizer_bytes: int, what: str) -> None:
 
 
 def _matching(name: str) -> Iterator[Path]:
-    path = _absolute(name)
+    try:
+        yield from _found(_absolute(name), name)
+    except OSError as error:
+        raise UsageError(f"cannot read {shown(name)}: {error.strerror}. Make it readable for this user") from None
+
+
+def _found(path: Path, name: str) -> Iterator[Path]:
     if path.is_dir():
         found = [file for file in path.rglob("*") if file.name.endswith(SUFFIXES)]
     elif path.exists():

@@ -16,7 +16,7 @@ from noloco_node.data.corpus import TokenizerAlone
 from noloco_node.data.sources import Sources
 from noloco_node.host.config import NodeConfig
 from noloco_node.run import first_weights
-from noloco_node.run.schema import Manifest
+from noloco_node.run.schema import MAX_ROUNDS, Manifest
 from noloco_node.stages.part import Position
 from noloco_node.stages.passes import alone
 from noloco_node.training.build import build_replica
@@ -60,7 +60,9 @@ def start(  # noqa: PLR0913, PLR0917
         return inner
 
     def last_good() -> Checkpoint | None:
-        return keeper.last_good(replica.layout, using(run, replica), replica.parameters) if replica else None
+        return (
+            keeper.last_good(replica.layout, using(run, replica, require_good), replica.parameters) if replica else None
+        )
 
     thread = TrainingThread(
         build_and_resume,
@@ -113,6 +115,12 @@ def build(  # noqa: PLR0913
     return replica
 
 
+def require_good(found: Checkpoint) -> None:
+    """For a roll-back: what breaks the weights now may be in a checkpoint whose last steps were skipped."""
+    if found.inner["skipped_in_row"]:
+        raise ValueError("its last steps had no finite loss")
+
+
 def using(run: Manifest, replica: Replica, load: Use = any_values) -> Use:
     """Checks that this replica could have written a checkpoint, then loads it."""
     steps = run.inner.steps or _MANY
@@ -123,7 +131,7 @@ def using(run: Manifest, replica: Replica, load: Use = any_values) -> Use:
         "skipped_in_row": MAX_SKIPPED - 1,
         "warm_up_left": WARM_UP_STEPS,
     }
-    expected = Expected(replica.shapes, run.outer.keep_norm, run.rounds, counters)
+    expected = Expected(replica.shapes, run.outer.keep_norm, MAX_ROUNDS, counters)  # its author may give it more
 
     def use(found: Checkpoint) -> None:
         saved_state.check(found, expected)

@@ -79,6 +79,7 @@ TIME_S = 1.0
 """How often the training thread is asked for its progress."""
 GPU_S = 2.0
 """How often the GPU's driver is asked: it has new figures once a second."""
+_NEVER = 1 << 53
 LAST_EVALUATION_S = 30.0
 LAST_SWAP_S = 30.0
 """How long the last round's offer may wait for a partner when the work is done."""
@@ -134,6 +135,8 @@ class TrainingNode(BaseNode):
         self._ready: Ready | None = None
         self._gpu = GpuView()
         self._phase_s = 0.0
+        self._own_end = _NEVER
+        """The round at which this node stops by its own limit."""
         self._schedule: CheckpointSchedule[State] | None = None
         cache = PeerCache(self._home.root / "peers.json")
         self._membership = Membership(self._transport, cache, self._update_candidates, self._refuses)
@@ -202,7 +205,7 @@ class TrainingNode(BaseNode):
             self._own_stage.take(run)
             self._known_runs.add(signed, amended=rules.amended)
             await author.learn_first()
-            if rules.ended and not (ready.round or self._brings_run):
+            if rules.ended and not (ready.tokens or self._brings_run):
                 raise SwarmUnreachable(f"{run.label} is over: its author has ended it. Join another run")
             self._recorder.open(self._home.run(run.run_id), run.label, self._config.sinks)
             self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
@@ -278,17 +281,19 @@ class TrainingNode(BaseNode):
         self._own_stage.begin(rules, self._token, lambda: self._life.state)
         self._catch_up = self._new_catch_up(run, terms, ready)
         self._obey_limits()
-        self._handle(lifecycle.ModelReady(resumed=ready.round > 0))
+        self._handle(lifecycle.ModelReady(resumed=ready.tokens > 0))
         if self._life.state is NodeState.JOINING:
             came = await self._catch_up.fetch_first_state()
-            if not (came or ready.round or self._may_begin):
+            if not (came or ready.tokens or self._may_begin):
                 at = self._own_stage.at
                 raise find_run.nobody(run, f"stage {at} of {run.label}" if at else run.label)
         self._begin_rounds(rules, ready)
         self._state_service.begin(terms, thread, rules.refuses)
         self._schedule = self._new_schedule(thread, ready.layout)
-        run, own = rules.run, self._config.rounds  # it may have been amended meanwhile
-        self._stats.rounds_target = run.rounds if own is None else min(run.rounds, self._stats.round + own)
+        run = rules.run  # it may have been amended meanwhile
+        if self._config.rounds is not None:
+            self._own_end = self._stats.round + self._config.rounds
+        self._stats.rounds_target = min(run.rounds, self._own_end)
         self._obey_limits()
         self._handle(lifecycle.Signal.CAUGHT_UP)
         await self._publish_now()
@@ -463,7 +468,7 @@ class TrainingNode(BaseNode):
 
     async def _save_when_due(self) -> None:
         if self._schedule and self._life.state in AT_WORK:
-            self._schedule.save_if_due(self._stats.round, time.monotonic())
+            self._schedule.save_if_due(self._stats.round, self._stats.step, time.monotonic())
 
     async def _save_last(self) -> None:
         if self._schedule and self._life.at_work:
@@ -486,8 +491,7 @@ class TrainingNode(BaseNode):
         if self._catch_up:
             self._catch_up.wanted = replace(self._catch_up.wanted, budget=run.rounds)
         if self._stats.rounds_target is not None and self._ready:  # else the rounds have not begun
-            whole = self._config.rounds is None
-            self._stats.rounds_target = run.rounds if whole else min(self._stats.rounds_target, run.rounds)
+            self._stats.rounds_target = min(run.rounds, self._own_end)
             self._begin_rounds(rules, self._ready)
         await self._publish_now()
 
@@ -508,6 +512,7 @@ class TrainingNode(BaseNode):
             pace,
             first=first,
             begins=self._may_begin,
+            resumed=ready.tokens > 0,
             same_data=same_data,
             place_of=place_of,
         )
@@ -554,8 +559,9 @@ class TrainingNode(BaseNode):
         before = self._stats.round
         await asyncio.wrap_future(thread.adopt(state.round, state.data))
         self._stats.round = state.round
-        if target := self._stats.rounds_target:
-            self._stats.rounds_target = min(run.rounds, target + max(0, state.round - before))
+        if self._stats.rounds_target:
+            self._own_end += max(0, state.round - before)  # the number of its own rounds stays the same
+            self._stats.rounds_target = min(run.rounds, self._own_end)
 
     def caught_up(self) -> None:
         self._handle(lifecycle.Signal.CAUGHT_UP)

@@ -109,19 +109,23 @@ def find(
     """The weights at `path`: a home, a run's folder in it, a checkpoint, or an exported folder. `run`: which of a home
     (kept_runs.named), else the one that was trained last, which `say` is told where there are several; `step`: a
     checkpoint's name. Raises UsageError."""
-    if not path.is_dir():
+    try:
+        there = path.is_dir()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}. Make it readable for this user") from None
+    if not there:
         raise UsageError(f"{path} does not exist: name a home, a checkpoint or an exported folder")
     if (path / "config.json").exists():
         return Exported(signed_file.read(path), path)
     if path.parent.name == CHECKPOINTS:
         return Kept(signed_file.read(path.parent.parent), (path,))
     folder = path if (path / CHECKPOINTS).is_dir() else _run_folder(Home(path), run, say)
-    file, there = signed_file.read(folder), listing.kept(folder / CHECKPOINTS)
+    file, kept = signed_file.read(folder), listing.kept(folder / CHECKPOINTS)
     if step is not None:
-        there = _named(there, step)
-    if not there:
+        kept = _named(kept, step)
+    if not kept:
         raise UsageError(f"{folder} has no checkpoint yet: a node writes one every few rounds, and when it leaves")
-    return Kept(file, tuple(there))
+    return Kept(file, tuple(kept))
 
 
 def _run_folder(home: Home, wanted: str | None, say: Callable[[str], None]) -> Path:
@@ -148,7 +152,7 @@ def load(places: Sequence[Weights], sources: Sources) -> Trained:
     """The mean of these states as a model. Raises Incompatible where they are not of one run."""
     first = places[0].file
     exported = places[0].folder if isinstance(places[0], Exported) else None
-    if others := [place.file.run.label for place in places if place.file.run != first.run]:
+    if others := [place.file.run.label for place in places if place.file.run.run_id != first.run.run_id]:
         raise Incompatible(f"there is no mean of different runs: {first.run.label} and {others[0]}")
     tokenizer = language(first.run, sources, exported)
     if first.run.stages and exported is None:

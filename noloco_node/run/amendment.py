@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, field_validator
 from noloco_node.base import atomic_files, identity
 from noloco_node.base.identity import Identity, is_peer_id
 from noloco_node.errors import Incompatible, NolocoError, NotAdmitted
-from noloco_node.run.schema import Manifest, Table
+from noloco_node.run.schema import MAX_ROUNDS, Manifest, Table
 
 NAME = "amendment.json"
 MAX_BYTES = 32 << 10
@@ -31,7 +31,7 @@ class Amendment(Table):
     """The run's id."""
     version: int = Field(ge=1, le=MAX_VERSION)
     ended: bool = False
-    rounds: int | None = Field(ge=1, le=10_000_000, default=None)
+    rounds: int | None = Field(ge=1, le=MAX_ROUNDS, default=None)
     """Instead of the manifest's, if it is more. The learning rate falls over them from then on."""
     swaps_per_round: int | Literal["auto"] | None = None
     revoked: tuple[str, ...] = Field(default=(), strict=False)

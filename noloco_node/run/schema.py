@@ -27,6 +27,7 @@ SOURCES = ("stdlib", "files", "hub")
 CODECS = ("lattice:3", "bf16", "fp32", "int8", *(f"lattice:{bits}" for bits in (2, 4, 5, 6, 7, 8)))
 """What core/codecs/by_name.py offers; the first is the default."""
 
+MAX_ROUNDS = 10_000_000
 MAX_STAGES = 64
 ACTIVATIONS = ("bf16", "fp32", "int8")
 """What core/codecs/activations.py offers; the first is the default."""
@@ -264,7 +265,7 @@ class Manifest(Table):
     """For people; the run id tells runs apart."""
     seed: int = _whole(0, 2**32 - 1, default=1)
     """Of all random numbers: first weights, order of the data."""
-    rounds: int = _whole(1, 10_000_000, default=200)
+    rounds: int = _whole(1, MAX_ROUNDS, default=200)
     """Every replica does so many rounds, and the learning rate falls over them."""
     model: ModelSpec = _field("a table", default_factory=lambda: ModelSpec(preset=PRESETS[0]))
     data: DataSpec = _field("a table", default_factory=DataSpec)

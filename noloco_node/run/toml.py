@@ -85,13 +85,17 @@ def _with_files(document: dict[str, Any], folder: Path, say: Callable[[str], Non
         raise UsageError("model takes no preset with weights: their config.json says what the model is")
     say(f"reading the weights in {found}: the run is known by their digest")
     spec = {**document["model"], "weights": first_weights.digest(found)}
-    if not spec.keys() & {"architecture", "config", "task"}:
+    if not spec.keys() & {"config", "task"}:
         spec["config"] = str(found.absolute() / "config.json")
     whole = _with_config({**document, "model": spec}, folder)
     vocabulary = whole["model"]["config"].get("vocab_size") if isinstance(whole["model"].get("config"), dict) else None
-    if "tokenizer" not in document.get("data", {}) and isinstance(vocabulary, int) and vocabulary > _OF_BYTES:
+    if (
+        document.get("data", {}).get("tokenizer", "bytes") == "bytes"
+        and isinstance(vocabulary, int)
+        and vocabulary > _OF_BYTES
+    ):
         raise UsageError(
-            f"data.tokenizer is missing: these weights know {vocabulary} tokens; name the tokenizer that they were "
+            f"data.tokenizer is not theirs: these weights know {vocabulary} tokens; name the tokenizer that they were "
             "trained with, as hub:<owner>/<name>@<commit>, or what `noloco-node tokenize` prints for its file"
         )
     return whole
@@ -130,14 +134,16 @@ def _config(path: Path) -> tuple[str | None, dict[str, Any]]:
         raise UsageError(f"model.config: {path} is not a table in JSON, as a config.json of transformers is")
     said = {key: value for key, value in found.items() if key not in _NOT_OF_THE_MODEL}
     values = {key: value for key, value in said.items() if key not in _OLDER or (value and _OLDER[key] not in said)}
-    return _config_class(found.get("architectures")), values
+    return _config_class(found.get("architectures"), found.get("model_type")), values
 
 
-def _config_class(architectures: object) -> str | None:
-    """`LlamaForCausalLM` has a LlamaConfig, `GPT2LMHeadModel` a GPT2Config."""
+def _config_class(architectures: object, model_type: object) -> str | None:
+    """`LlamaForCausalLM` has a LlamaConfig, `GPT2LMHeadModel` a GPT2Config; the text part of a model that also sees has
+    a type like `gemma3_text`, and a Gemma3TextConfig."""
     if isinstance(architectures, list) and architectures and isinstance(architectures[0], str):
         match = re.fullmatch(r"(\w+?)(ForCausalLM|LMHeadModel)", architectures[0], re.ASCII)
-        return f"{match[1]}Config" if match else None
+        text = "Text" if str(model_type).endswith("_text") else ""
+        return f"{match[1]}{text}Config" if match else None
     return None
 
 

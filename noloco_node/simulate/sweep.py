@@ -69,10 +69,15 @@ def results(curves: Iterable[Curve]) -> list[Result]:
     return [_result(name, group) for name, group in by_algorithm.items()]
 
 
+def by_loss(result: Result) -> tuple[bool, float]:
+    """One that ended in NaN is last."""
+    return not math.isfinite(result.averaged_model_loss), result.averaged_model_loss
+
+
 def best(found: Sequence[Result]) -> list[Result]:
     """The result with the lowest loss of each algorithm, the best algorithm first."""
     first: dict[str, Result] = {}
-    for result in sorted(found, key=lambda result: result.averaged_model_loss):
+    for result in sorted(found, key=by_loss):
         first.setdefault(result.algorithm.partition(":")[0], result)
     return list(first.values())
 

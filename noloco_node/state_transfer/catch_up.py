@@ -120,9 +120,9 @@ def coding(state_bytes: int, rate_bytes_s: float | None) -> Coding:
 
 class CatchUp:
     """`wanted`: which state a node without weights accepts; `first`: this node has no bootstrap address, so that
-    seeing nobody is normal; `begins`: it may begin with the run's first weights, else it needs somebody's;
-    `same_data`: everybody's held-out data are the same, so that losses can be compared; `place_of`: where a peer is
-    (base/places.py)."""
+    seeing nobody is normal; `begins`: it may begin with the run's first weights, else it needs somebody's; `resumed`:
+    it goes on from a checkpoint, perhaps of the first round; `same_data`: everybody's held-out data are the same, so
+    that losses can be compared; `place_of`: where a peer is (base/places.py)."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -133,11 +133,12 @@ class CatchUp:
         *,
         first: bool = False,
         begins: bool = True,
+        resumed: bool = False,
         same_data: bool = True,
         place_of: Callable[[str], str] = lambda peer: peer,
     ) -> None:
         self._node = node
-        self._first, self._begins, self._same_data = first, begins, same_data
+        self._first, self._begins, self._same_data, self._resumed = first, begins, same_data, resumed
         self._channel = channel
         self.wanted = wanted
         self._pace = pace
@@ -218,7 +219,7 @@ class CatchUp:
         self._node.caught_up()
 
     async def _take(self, *, diverged: bool = False) -> bool:
-        node, own = self._node, self._node.round
+        node, own = self._node, self._node.round or int(self._resumed)
         looks = 1 if own or self._first else LOOKS
         terms, parameters = self.wanted.terms, self.wanted.numbers // 2
         samples = CrossCheck(terms, parameters, self._channel, self._place_of, node.sample, self._pace)

@@ -123,8 +123,8 @@ def continuation(  # noqa: PLR0913 (each is a choice of the user)
     (prompt,) = tokenizer.encode([text])
     window = Window(module, longest, prompt.tolist() or [tokenizer.end])
     generator = torch.Generator().manual_seed(seed)
-    drawn: list[int] = []
-    shown = ""
+    drawn = prompt.tolist()  # decoded with what is drawn: some tokenizers take off a text's first space
+    shown = tokenizer.decode(drawn)
     for _ in range(tokens):
         token = _pick(window.logits()[: tokenizer.vocabulary], temperature, generator)
         if token == tokenizer.end:

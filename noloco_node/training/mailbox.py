@@ -182,10 +182,9 @@ class Ready:
     layout: bytes
     fragments: int
     round: int
-    """Above 0 after a checkpoint."""
     device: str
     tokens: int = 0
-    """That this replica trained on before, by its checkpoint."""
+    """That this replica trained on before, by its checkpoint: above 0 after one, where the round may still be 0."""
     device_limit_bytes: int | None = None
     """What training may take of the accelerator."""
     host_limit_bytes: int | None = None

@@ -313,8 +313,14 @@ def _construct(architecture: str, config: Any) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     def make() -> nn.Module:
-        module: nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=False, dtype=torch.float32)
-        return module
+        text = config.get_text_config()
+        if (getattr(text, "pad_token_id", None) or 0) >= text.vocab_size:  # a class's default, for another tokenizer
+            text.pad_token_id = None
+        module: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False, dtype=torch.float32)
+        table = module.get_input_embeddings()
+        if getattr(table, "padding_idx", None) is not None:  # nothing is padded here: that token learns as any other
+            table.padding_idx = None
+        return module  # type: ignore[no-any-return]
 
     return _sound(architecture, make)
 

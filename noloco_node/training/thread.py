@@ -51,6 +51,10 @@ MEMORY_S = 5.0
 SHORTAGE_S = 86_400.0
 """How long there may be none. A game lasts an evening and somebody else's training a night; of a node that has not
 trained for a day its owner should hear, by its end."""
+LEAST_SHARE = 0.05
+"""Of a phase: a resumed one may have little left, whose time says little of a whole one's."""
+_NEVER = 1 << 53
+"""No run has so many rounds."""
 SAMPLE_S = 5.0
 """The longest that one sample text may take: meanwhile nothing is trained and no mail is read."""
 
@@ -108,7 +112,7 @@ class TrainingThread:
         """`last_good` loads the last checkpoint, to replace broken weights."""
         self._build = build
         self._post = post
-        self._budget = self._rounds = rounds
+        self._budget, self._own_end, self._ended_at = rounds, _NEVER, _NEVER
         self._blocking = blocking
         self._fragment_elements = fragment_elements
         self._last_good = last_good
@@ -205,16 +209,20 @@ class TrainingThread:
         self._mailbox.post(question)
         return question.answer
 
+    @property
+    def _rounds(self) -> int:
+        """Where this replica stops."""
+        return min(self._budget, self._own_end, self._ended_at)
+
     # ---- on the training thread: its mailbox ----
     def _do(self, command: mailbox.Command, replica: Replica) -> None:  # noqa: PLR0912 - one for each kind
         match command:
             case mailbox.Begin(own_rounds):
                 if own_rounds is not None:
-                    self._rounds = min(self._rounds, replica.round + own_rounds)
+                    self._own_end = replica.round + own_rounds
                 self._begun = True
             case mailbox.Amend(rounds, ended):
-                own = self._rounds != self._budget  # it stops earlier than the run
-                self._rounds = min(self._rounds, replica.round if ended else rounds) if own or ended else rounds
+                self._ended_at = min(self._ended_at, replica.round) if ended else _NEVER  # its author may take it back
                 self._budget = replica.position.budget = rounds
             case mailbox.Correct():
                 self._correct(replica, command)
@@ -328,7 +336,7 @@ class TrainingThread:
     def _adopt(self, replica: Replica, round: int, state: bytes | memoryview) -> None:
         ahead = max(0, round - replica.round)
         replica.adopt(round, state)
-        self._rounds = min(self._budget, self._rounds + ahead)  # the number of its own rounds stays the same
+        self._own_end += ahead  # the number of its own rounds stays the same
         self._rounds_over = round
         self._failed_before = False
         self._course.restart()
@@ -377,6 +385,8 @@ class TrainingThread:
         self._post(Ready(*state, replica.device_limit_bytes, memory.total_bytes(), replica.gpu_uuid))
         self._serve_until(replica, lambda: self._begun)
         self._times.start(replica.theta.device)
+        self._rounds_over = max(self._rounds_over, replica.round)  # of those before a restart nothing is open
+        self._clock_read_at = time.perf_counter()
         self._evaluate(replica)
         self._clock_read_at = time.perf_counter()
         while replica.round < self._rounds:
@@ -390,7 +400,7 @@ class TrainingThread:
 
     def _train_phase(self, replica: Replica) -> None:
         phase, round_ = _Phase(time.perf_counter()), replica.round
-        self._phase = phase
+        self._phase, share = phase, max(LEAST_SHARE, 1 - replica.position.phase_part)
         # a resumed phase has some steps behind it, perhaps all
         while not replica.position.phase_over or (phase.steps and not phase.losses):
             self._serve(replica)
@@ -416,7 +426,7 @@ class TrainingThread:
         seconds = time.perf_counter() - phase.began
         done = self._done(replica, phase, seconds)
         self._phase = _Phase(0.0)
-        self._post(PhaseEnded(done, offer, closed, seconds, self._times.so_far()))
+        self._post(PhaseEnded(done, offer, closed, seconds / share, self._times.so_far()))  # of a whole one
         if replica.round >= self._rounds:
             return
         if self._blocking:
@@ -559,7 +569,7 @@ class TrainingThread:
                 loss = self._with_memory(replica, replica.evaluate)
             except NotMeasured:
                 return
-        self._course.passed(loss, untrained=replica.round == 0)
+        self._course.passed(loss, untrained=replica.round == 0 and not replica.tokens)
         self._post(Evaluated(replica.round, loss))
 
     def _sample(self, replica: Replica) -> None:

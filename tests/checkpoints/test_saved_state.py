@@ -24,7 +24,8 @@ from safetensors.torch import save_file
 from noloco_node.checkpoints import checkpoint
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.errors import Incompatible
-from noloco_node.node.build_training import using
+from noloco_node.node.build_training import require_good, using
+from noloco_node.run.schema import MAX_ROUNDS
 from noloco_node.training.replica import Replica, State
 
 RUN = small_run(rounds=10)
@@ -166,7 +167,7 @@ CRAFTED: dict[str, Callable[[State], State]] = {
     "a square phi": slow("phi", lambda p: p.view(-1, 1)),
     "weights of another name": weights(lambda w: w.update(other=w.pop(next(iter(w))))),
     "weights of another shape": weights(lambda w: w.update({next(iter(w)): torch.zeros(3)})),
-    "round 11 of 10": lambda state: replace(state, round=11),
+    "more rounds than any run has": lambda state: replace(state, round=MAX_ROUNDS + 1),
     "a negative round": lambda state: replace(state, round=-1),
 }
 
@@ -319,3 +320,10 @@ def test_a_roll_back_takes_no_crafted_one_either(tmp_path: Path, replica: Replic
     write_two(tmp_path, replica, CRAFTED["a NaN in phi"](later))
     found = CheckpointKeeper(tmp_path, RUN.run_id).last_good(replica.layout, using(RUN, replica))
     assert found and found.step == 0
+
+
+def test_a_roll_back_takes_none_whose_last_steps_were_skipped(tmp_path: Path, replica: Replica, later: State) -> None:
+    write_two(tmp_path, replica, replace(later, inner={**later.inner, "skipped_in_row": 3}))
+    keeper, use = CheckpointKeeper(tmp_path, RUN.run_id), using(RUN, replica, require_good)
+    assert (keeper.last_good(replica.layout, use) or later).step == 0
+    assert (keeper.resume(replica.layout, using(RUN, replica)) or later).step == later.step, "a start goes on with it"

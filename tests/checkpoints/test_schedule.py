@@ -59,9 +59,9 @@ def test_every_so_many_rounds_or_minutes_whichever_is_first() -> None:
     async def life() -> None:
         desk = Desk()
 
-        async def saves(round: int, now: float) -> bool:
+        async def saves(round: int, now: float, step: int = 0) -> bool:
             before = len(desk.asked)
-            desk.saving.save_if_due(round, now)
+            desk.saving.save_if_due(round, step or 10 * round, now)
             await asyncio.sleep(0)
             if len(desk.asked) == before:
                 return False
@@ -73,7 +73,8 @@ def test_every_so_many_rounds_or_minutes_whichever_is_first() -> None:
         assert await saves(10, 101.0)
         assert not await saves(9 + EVERY_ROUNDS, 100.0 + EVERY_S)
         assert await saves(9 + EVERY_ROUNDS, 101.0 + EVERY_S)
-        assert await saves(11 + EVERY_ROUNDS, 102.0 + EVERY_S), "a node may miss the very round"
+        assert not await saves(9 + EVERY_ROUNDS, 101.0 + 2 * EVERY_S), "it waits for data or memory: nothing is new"
+        assert await saves(11 + EVERY_ROUNDS, 102.0 + 2 * EVERY_S), "a node may miss the very round"
 
     lived(life)
 
@@ -81,9 +82,9 @@ def test_every_so_many_rounds_or_minutes_whichever_is_first() -> None:
 def test_a_save_waits_for_a_step_of_any_length_and_is_the_only_one_meanwhile() -> None:
     async def life() -> None:
         desk = Desk()
-        desk.saving.save_if_due(17, 100.0)
+        desk.saving.save_if_due(17, 170, 100.0)
         await until(lambda: desk.asked)
-        desk.saving.save_if_due(27, 100.0 + 5 * EVERY_S)
+        desk.saving.save_if_due(27, 270, 100.0 + 5 * EVERY_S)
         await asyncio.sleep(0)
         assert len(desk.asked) == 1
         desk.asked[0].set_result(1)
@@ -128,7 +129,7 @@ def test_who_leaves_while_a_state_is_copied_waits_for_it_and_gets_a_later_one_to
 
     async def life() -> None:
         desk = Desk()
-        desk.saving.save_if_due(17, 100.0)
+        desk.saving.save_if_due(17, 170, 100.0)
         await until(lambda: desk.asked)
         desk.asked[0].set_running_or_notify_cancel()
         last = asyncio.create_task(desk.saving.save_now(leaving=True))
@@ -154,7 +155,7 @@ def test_a_slow_disk_is_waited_for_however_long_and_what_came_after_is_written_t
     async def life() -> None:
         desk = Desk()
         desk.disk_is_free.clear()
-        desk.saving.save_if_due(17, 100.0)
+        desk.saving.save_if_due(17, 170, 100.0)
         await until(lambda: desk.asked)
         desk.asked[0].set_result(1)
         await until(lambda: desk.at_once)
@@ -177,7 +178,7 @@ def test_a_slow_disk_is_waited_for_however_long_and_what_came_after_is_written_t
 def test_one_that_still_waits_for_the_thread_is_the_last_one() -> None:
     async def life() -> None:
         desk = Desk()
-        desk.saving.save_if_due(17, 100.0)
+        desk.saving.save_if_due(17, 170, 100.0)
         await until(lambda: desk.asked)
         last = asyncio.create_task(desk.saving.save_now(leaving=True))
         await asyncio.sleep(0.01)

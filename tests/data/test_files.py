@@ -310,6 +310,24 @@ def test_a_file_that_a_bad_disk_does_not_give_is_named(tmp_path: Path, monkeypat
         load(given(tmp_path, tmp_path / "set.txt"))
 
 
+def test_arrow_is_read_as_a_stream_and_as_a_file(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": texts(400)})
+    for name, new in (("stream.arrow", pyarrow.ipc.new_stream), ("file.arrow", pyarrow.ipc.new_file)):
+        with pyarrow.OSFile(str(tmp_path / name), "wb") as file, new(file, table.schema) as writer:
+            writer.write_table(table)
+    found = [sides(load(given(tmp_path, tmp_path / name))) for name in ("stream.arrow", "file.arrow")]
+    assert found[0] == found[1] and "".join(found[0][0])
+
+
+def test_a_folder_that_this_user_may_not_enter_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(_: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", closed)
+    with pytest.raises(UsageError, match=r"Permission denied\. Make it readable for this user"):
+        sources.find((str(tmp_path / "closed"),))
+
+
 def test_a_column_that_is_not_there_or_holds_no_text(tmp_path: Path) -> None:
     path = parquet(tmp_path / "set.parquet", texts(100))
     with pytest.raises(UsageError, match="has no column 'content', the field that is read; there are: id, text"):

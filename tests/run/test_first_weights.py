@@ -101,9 +101,19 @@ def test_a_folder_without_weights_is_one_sentence(folder, name):
 def test_weights_of_words_need_their_tokenizer(folder):
     (folder / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": 50257}))
     text = 'name = "x"\n[model]\nweights = "mine"\n[data]\n'
-    with pytest.raises(UsageError, match=r"data\.tokenizer is missing: these weights know 50257 tokens"):
-        load(folder, text)
-    assert load(folder, text + 'tokenizer = "bytes"').data.tokenizer == "bytes"
+    for said in ("", 'tokenizer = "bytes"'):  # as the template of `init` has it
+        with pytest.raises(UsageError, match=r"data\.tokenizer is not theirs: these weights know 50257 tokens"):
+            load(folder, text + said)
+
+
+def test_the_text_part_of_a_model_that_also_sees_has_a_class_of_its_own(folder):
+    said = {**CONFIG, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+    (folder / "config.json").write_text(json.dumps(said))
+    document = {"name": "x", "model": {"weights": "mine"}}
+    assert toml._with_files(document, folder.parent, lambda _: None)["model"]["architecture"] == "Gemma3TextConfig"
+    named = {"name": "x", "model": {"weights": "mine", "architecture": "LlamaConfig"}}
+    found = toml._with_files(named, folder.parent, lambda _: None)["model"]
+    assert found["architecture"] == "LlamaConfig" and found["config"], "the author's class, and the folder's values"
 
 
 def test_a_manifest_names_no_path_and_no_weights_that_a_run_cannot_begin_with():

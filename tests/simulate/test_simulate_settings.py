@@ -1,5 +1,8 @@
 """What can be typed, the sweep's grid and its summary."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 
 from noloco_node.errors import UsageError
@@ -84,3 +87,12 @@ def test_results_over_seeds_and_the_best_of_each():
     assert found[0].averaged_model_loss_sd == pytest.approx(0.02**0.5)
     assert found[1].averaged_model_loss_sd == 0
     assert [result.algorithm for result in sweep.best(found)] == ["diloco", "noloco:beta=1"]
+
+
+def test_a_cell_that_ended_in_nan_is_no_best() -> None:
+    losses = {"noloco": 2.0, "streaming:alpha=1": math.nan, "streaming:alpha=0": 1.4}
+    found = [SimpleNamespace(algorithm=name, averaged_model_loss=loss) for name, loss in losses.items()]
+    assert [(each.algorithm, each.averaged_model_loss) for each in sweep.best(found)] == [
+        ("streaming:alpha=0", 1.4),
+        ("noloco", 2.0),
+    ]

@@ -1,5 +1,7 @@
 """How a language model continues a text: what it is shown, where it stops, and what a run asks of it."""
 
+from typing import Any
+
 import pytest
 import torch
 from replicas import small_replica, small_run, small_text
@@ -78,3 +80,20 @@ def test_an_evaluation_is_as_long_as_a_steps_batch_within_limits(batch_tokens: i
     run = small_run()
     run = run.model_copy(update={"inner": run.inner.model_copy(update={"batch_tokens": batch_tokens})})
     assert held_out(run, small_text())[:, 1:].numel() == evaluated
+
+
+def test_a_decoder_that_takes_off_a_first_space_loses_none_of_the_continuation(module: nn.Module) -> None:
+    """As those of Llama 2 and Mistral."""
+
+    class Stripping:
+        end, vocabulary = 256, 257
+
+        def encode(self, texts: list[str]) -> list[Any]:
+            return BYTES.encode(texts)
+
+        def decode(self, tokens: Any) -> str:
+            return BYTES.decode(tokens).removeprefix(" ")
+
+    wishes = {"tokens": 8, "temperature": 0.0}
+    plain = "".join(continuation(module, BYTES, 16, "the cat", **wishes))  # type: ignore[arg-type]
+    assert "".join(continuation(module, Stripping(), 16, "the cat", **wishes)) == plain  # type: ignore[arg-type]

@@ -202,3 +202,22 @@ def test_nothing_asks_a_hub_while_a_model_is_built(monkeypatch: pytest.MonkeyPat
         model.build(small(), 256, 1)
     seen.append(constants.HF_HUB_OFFLINE)
     assert seen == [seen[0], True, seen[0]]
+
+
+def test_a_token_that_a_class_pads_with_learns_as_any_other() -> None:
+    spec = ModelSpec(architecture="OPTConfig", config={**SMALL_OPT, "pad_token_id": 1})
+    module: Any = model.build(spec, 64, 1, 16)
+    table = module.get_input_embeddings()
+    module(torch.tensor([[1, 2, 3]])).logits.sum().backward()
+    assert table.weight.grad[1].abs().sum() > 0
+
+
+SMALL_OPT = {
+    "hidden_size": 16,
+    "ffn_dim": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "word_embed_proj_dim": 16,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": False,
+}

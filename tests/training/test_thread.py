@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -33,6 +34,7 @@ from noloco_node.core.verdict import Losses
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
 from noloco_node.run.schema import SampleSpec
+from noloco_node.training import mailbox
 from noloco_node.training.inner.gradients import Gradients, ShortOfMemory
 from noloco_node.training.mailbox import Failed, Finished, Judged, PhaseEnded, Ready
 from noloco_node.training.offer import Offer
@@ -214,6 +216,20 @@ def test_a_node_that_has_done_all_rounds_is_finished_at_once() -> None:
 
 
 # ---- swaps -----------------------------------------------------------------------------------------------------------
+def test_an_end_that_the_author_takes_back_is_none_and_an_own_limit_stays_one() -> None:
+    thread = TrainingThread(small_replica, codec("fp32"), lambda _: None, rounds=200)
+    replica: Any = SimpleNamespace(round=150, position=SimpleNamespace(budget=200))
+    thread._do(mailbox.Amend(200, True), replica)
+    assert thread._rounds == 150
+    thread._do(mailbox.Amend(400, False), replica)
+    assert thread._rounds == 400 == replica.position.budget
+    thread._do(mailbox.Begin(100), replica)
+    assert thread._rounds == 250
+    thread._do(mailbox.Amend(500, False), replica)
+    assert thread._rounds == 250, "the volunteer's own"
+    thread.stop()
+
+
 def test_a_run_that_its_author_makes_longer_goes_on_and_one_that_is_ended_stops_after_the_phase() -> None:
     built: list[Replica] = []
     with running(lambda: built.append(small_replica()) or built[0], rounds=2) as watched:
