@@ -60,7 +60,7 @@ _NETWORK = ("httpx", "httpcore", "aiohttp", "requests", "urllib3", "fsspec", "hu
 
 _OTHER = (
     "the checkpoint's position is not in the data set {name}: it was changed, or the `datasets` library was. "
-    "Use another --home"
+    "Move the run's checkpoints away (`noloco-node paths`): then a peer's state is taken"
 )
 
 

@@ -6,14 +6,15 @@ line, raised where the loop waits for its turn.
 
 import asyncio
 import concurrent.futures.thread  # noqa: F401 - what it does at the end of a process comes after what we do
+import signal
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -111,6 +112,8 @@ class Swarm:
         # where the script ends without leaving: as atexit runs its functions, asyncio can start no thread any more
         end = weakref.WeakMethod(self._end)  # which holds no model that its loop has dropped
         threading._register_atexit(lambda: (still := end()) and still())  # type: ignore[attr-defined]
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _ends)  # a service or a container that is stopped loses nothing, as at Ctrl-C
         self._thread.start()
         try:
             self._wait(0.0, enters=True)
@@ -147,6 +150,8 @@ class Swarm:
         """Leaves as Ctrl-C does: a swap under way may end, and a checkpoint is written. Where the run is over, the node
         has ended by itself."""
         self._end()
+        if signal.getsignal(signal.SIGTERM) is _ends:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if found := error or self._fault:
             self._fail(found)
         if self._fault and kind is None:
@@ -229,6 +234,10 @@ class Swarm:
         if self._leaves:
             self._node.leave()
         await self._node.run()
+
+
+def _ends(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _flags(settings: dict[str, Any]) -> list[str]:

@@ -509,7 +509,8 @@ class Replica:
             self.stream.seek(saved.inner["position"])
         except ValueError:
             raise Incompatible(
-                "the checkpoint is of other data: have its files, or Python, changed since? Use another --home"
+                "the checkpoint is of other data: have its files, or Python, changed since? Give the earlier ones, or "
+                "move the run's checkpoints away (`noloco-node paths`): then a peer's state is taken"
             ) from None
         self._batch = None
         self._take_weights(saved)

@@ -97,6 +97,16 @@ def test_a_loop_that_is_interrupted_saves_and_goes_on_later(real_nodes: RealNode
     assert again.printed("over: (False)"), "it left after its 15 steps"
 
 
+def test_a_loop_that_is_terminated_has_saved_and_left(real_nodes: RealNodes) -> None:
+    """As by a service manager or a container."""
+    node = real_nodes.node("author", "start", run_of(real_nodes))
+    until(lambda: node.round() >= 2, "two rounds")
+    node.process.terminate()
+    assert node.process.wait(30) == 128 + signal.SIGTERM
+    reached = node.events("PhaseDone")[-1]["round"]
+    assert node.printed(rf"its checkpoint of round ({reached}) ")
+
+
 def test_a_loop_that_ends_without_leaving_has_saved(real_nodes: RealNodes) -> None:
     real_nodes.environ |= {"LOOP_LEAVES": "no", "LOOP_STEPS": "45"}
     node = real_nodes.node("author", "start", run_of(real_nodes))
