@@ -32,6 +32,10 @@ class KeptRun:
     """Whether a node trains it here at this moment, or is about to."""
 
 
+_LEAST_DIGITS = 4
+"""Of an id by which a run is named: an empty word names none."""
+
+
 def kept(home: Home, held: str | None) -> list[KeptRun]:
     """The one that was active last first. `held`: the run that a node here trains; "": one that does not say yet."""
     found = [_kept(folder, held) for folder in paths.runs(home)]
@@ -83,8 +87,11 @@ def named(home: Home, there: Sequence[KeptRun], word: str) -> KeptRun:
     """The one that is meant by its id, the first digits of it, its label or its name. Raises UsageError."""
 
     def fits(run: KeptRun) -> bool:
-        return run.run_id.startswith(word) or word in (run.label, run.label.removesuffix(f"-{run.run_id[:12]}"))
+        of_id = len(word) >= _LEAST_DIGITS and run.run_id.startswith(word)
+        return of_id or word in (run.label, run.label.removesuffix(f"-{run.run_id[:12]}"))
 
+    if not there:
+        raise UsageError(f"there is no run in {home.root}: name another home with --home")
     found = [run for run in there if fits(run)]
     if len(found) == 1:
         return found[0]

@@ -168,7 +168,7 @@ def invite(args: argparse.Namespace) -> int:
     from noloco_node.run import admission, invitation
 
     home, file, author = _own_run(args, args.run)
-    peer, expires = _peer(args.peer), int(time.time()) + _seconds(args.expires)
+    peer, expires = _peer(args.peer, author), int(time.time()) + _seconds(args.expires)
     revoked = file.amendment.revoked if file.amendment else ()
     told = peer in revoked and _amend(home, file, author, revoked=tuple(other for other in revoked if other != peer))
     if file.run.membership != "invite":
@@ -177,7 +177,7 @@ def invite(args: argparse.Namespace) -> int:
         if args.json:
             print_json({"schema": SCHEMA, "peer_id": peer, "run_id": file.run.run_id})
         else:
-            print(told)
+            print(f"{name_of(peer)} may take part in it again: {told}")
         return 0
     token = admission.sign(file.run.run_id, peer, expires, author)
     line = asyncio.run(_join_line(home, file.run.run_id))
@@ -188,16 +188,26 @@ def invite(args: argparse.Namespace) -> int:
     command, until = f"{invitation.COMMAND} {words}", time.strftime("%Y-%m-%d %H:%M", time.localtime(expires))
     if args.json:
         found = {"peer_id": peer, "run_id": file.run.run_id, "expires": expires}
-        print_json({"schema": SCHEMA, **found, "token": invitation.token_word(token), "join": command})
-    else:
-        print(f"{name_of(peer)}, and nobody else, takes part in {file.run.label} until {until} with\n\n{command}")
+        join = None if line is None else command
+        print_json({"schema": SCHEMA, **found, "token": invitation.token_word(token), "join": join})
+        return 0
+    print(f"until {until} this line lets {name_of(peer)}, and nobody else, take part in {file.run.label}:\n\n{command}")
+    if line is None:
+        print("\nno node of this run runs here: put the run's invitation there, or type this again while one runs")
     return 0
 
 
 def revoke(args: argparse.Namespace) -> int:
+    from noloco_node.base.peer_names import name_of
+
     home, file, author = _own_run(args, args.run)
-    revoked = {*(file.amendment.revoked if file.amendment else ()), _peer(args.peer)}
-    print(_amend(home, file, author, revoked=tuple(sorted(revoked))))
+    peer = _peer(args.peer, author)
+    revoked = {*(file.amendment.revoked if file.amendment else ()), peer}
+    told = _amend(home, file, author, revoked=tuple(sorted(revoked)))
+    if args.json:
+        print_json({"schema": SCHEMA, "peer_id": peer, "run_id": file.run.run_id})
+    else:
+        print(f"{name_of(peer)} may not take part in it any more: {told}")
     return 0
 
 
@@ -228,6 +238,8 @@ def _own_run(args: argparse.Namespace, word: str | None) -> "tuple[Home, RunFile
     there = kept_runs.kept(home, None)
     if not there:
         raise UsageError(f"no run was started in {home.root}: name the home of the run's author with --home")
+    if word is None and len(there) > 1:
+        raise UsageError(f"name one of the runs here with --run: {', '.join(run.label for run in there)}")
     file = signed_file.read(home.run((kept_runs.named(home, there, word) if word else there[0]).run_id))
     author = Identity.load_or_create(home.identity)
     if file.signed.author != author.peer_id:
@@ -263,11 +275,16 @@ async def _join_line(home: "Home", run_id: str) -> str | None:
         return None
 
 
-def _peer(text: str) -> str:
+def _peer(text: str, author: "Identity") -> str:
     from noloco_node.base.identity import is_peer_id
 
     if not is_peer_id(text):
-        raise UsageError(f"{text!r} is not a peer id: the volunteer's `noloco-node id` prints it, 12D3KooW...")
+        raise UsageError(
+            f"{text!r} is not a whole peer id, 12D3KooW...: the volunteer's `noloco-node id` prints it, and "
+            "`noloco-node peers --json` those that are there"
+        )
+    if text == author.peer_id:
+        raise UsageError("this is the run's author, who always takes part")
     return text
 
 

@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -88,6 +88,8 @@ def _is_over(run: "Manifest", home: Home) -> bool:
 
 def join(args: argparse.Namespace, train: Train = _train) -> int:
     flags = {**_flags(args), "invitation": " ".join(args.invitation) or None}
+    if flags.get("run"):
+        flags["run"] = _of_this_home(str(flags["run"]), flags)
     settings = replace(config.load(flags, os.environ, coming_back=True), start_over=args.start_over)
     _check_device(settings)
     home = Home(settings.home)
@@ -123,6 +125,16 @@ def join(args: argparse.Namespace, train: Train = _train) -> int:
         if not over:
             raise
         return 0  # nobody is there to ask
+
+
+def _of_this_home(word: str, flags: Mapping[str, object]) -> str:
+    """The id of the run that is meant, where this home has been in it: there its name is enough."""
+    from noloco_node.checkpoints import kept_runs
+
+    home = Home(config.home_dir(str(flags["home"]) if flags.get("home") else None, os.environ))
+    with suppress(UsageError):
+        return kept_runs.named(home, kept_runs.kept(home, None), word).run_id
+    return word
 
 
 def _check_device(settings: NodeConfig) -> None:

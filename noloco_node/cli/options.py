@@ -110,6 +110,7 @@ def invite(parser: argparse.ArgumentParser) -> None:
 def revoke(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("peer", metavar="PEER_ID", help="who may take part no longer")
     _of_author(parser)
+    as_json(parser)
 
 
 def run(parser: argparse.ArgumentParser) -> None:

@@ -54,7 +54,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 _INVITATION = "nn1SckV2vaSQ..."
-_FILES = ("FILE", "FILES", "PATH", "DIR", "run.toml")
+_FILES = ("FILE", "FILES", "FOLDER", "PATH", "DIR", "run.toml", "out.png")
 """What values and arguments are called that are names of files or folders."""
 
 

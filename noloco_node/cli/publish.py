@@ -184,6 +184,8 @@ def _place(args: argparse.Namespace, settings: NodeConfig) -> "Weights":
 
     named = getattr(args, "path", None)
     path = Path(named) if named else settings.home
+    if not named and not path.exists():
+        raise UsageError(f"there is no run in {path}: name a home in which a node has trained, with --home")
     return weights.find(path, args.run, args.checkpoint, lambda line: print(line, file=sys.stderr))
 
 

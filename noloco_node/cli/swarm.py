@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from noloco_node.base import atomic_files
 from noloco_node.cli.options import print_json, whole_number
 from noloco_node.errors import NolocoError, PortInUse, UsageError
 from noloco_node.host.config import web_address, whole_path
@@ -85,6 +86,9 @@ def _plan(args: argparse.Namespace) -> _Plan:
     if run.data.source == "files":
         raise UsageError('swarm cannot pass --data to its nodes: use source = "stdlib", or start the nodes one by one')
     keep = whole_path(args.keep) if args.keep else None
+    if keep:
+        with atomic_files.writing(keep, "name another folder with --keep"):  # now, and not after the training
+            keep.mkdir(parents=True, exist_ok=True)
     return _Plan(run, path, nodes, rounds, keep, tuple(_pages(args.web, nodes)) if args.web else ())
 
 
@@ -101,9 +105,10 @@ def _pages(first: str, nodes: int) -> Iterator[str]:
         try:
             socket.create_server((host.strip("[]"), number), family=family).close()
         except OSError as error:
-            kind = PortInUse if error.errno == errno.EADDRINUSE else UsageError
+            kind = PortInUse if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL) else UsageError
+            why = os.strerror(error.errno or 0).lower()
             raise kind(
-                f"a web page cannot be served at {host}:{number} ({error.strerror}): choose another port with --web"
+                f"a web page cannot be served at {host}:{number} ({why}): choose another address or port with --web"
             ) from None
         yield f"{host}:{number}"
 

@@ -183,7 +183,10 @@ def _record(line: str, field: str, where: str) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise UsageError(f"{where} is no record with a text in {field!r}, the field that is read")
+        raise UsageError(
+            f"{where} is no record with a text in {field!r}, the field that is read: name another with --field, or as "
+            "data.field in run.toml"
+        )
     return text.encode(errors="surrogatepass").decode(errors="replace")  # JSON may escape half a character
 
 

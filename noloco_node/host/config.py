@@ -108,7 +108,7 @@ def _micro_batch(value: object) -> int | None:
 
 def _switch(value: object) -> bool:
     if (text := str(value).lower()) not in _SWITCH:
-        raise ValueError("must be true or false")
+        raise ValueError("must be yes or no")
     return _SWITCH[text]
 
 
@@ -287,7 +287,7 @@ def resolve(
     UsageError."""
     home = flags.get("home")
     given = _invited({key: value for key, value in flags.items() if key != "home" and value is not None})
-    named, home_toml = _invited(_named(environ)), _invited(home_toml)
+    named, home_toml = _invited(_named(environ), "NOLOCO_INVITATION: "), _invited(home_toml, "node.toml: ")
     kept = remembered.fitting(kept or {}, {**home_toml, **named, **given})
     found: dict[str, Any] = {"home": home_dir(str(home) if home else None, environ)}
     found |= _read(kept, str, "remembered.json: ")
@@ -316,8 +316,8 @@ class Setting:
 
 def explained(home: Home, environ: Mapping[str, str]) -> list[Setting]:
     """Raises UsageError where a value cannot be."""
+    resolve({"home": str(home.root)}, environ, read_home_toml(home.root), remembered.read(home))
     home_toml, named, kept = _invited(read_home_toml(home.root)), _invited(_named(environ)), remembered.read(home)
-    resolve({"home": str(home.root)}, environ, home_toml, kept)
     kept = remembered.fitting(kept, {**home_toml, **named})
     places: list[tuple[Mapping[str, object], str]]
     places = [(named, "environment"), (home_toml, "node.toml"), (kept, "remembered")]
@@ -334,7 +334,7 @@ def _plain(default: object) -> object:
     return [] if default == () else str(default) if isinstance(default, Address) else default
 
 
-def _invited(place: Mapping[str, object]) -> dict[str, object]:
+def _invited(place: Mapping[str, object], where: str = "") -> dict[str, object]:
     """An invitation among the settings of one place, also where a bootstrap address is given, stands for addresses, run
     and author. Another run or author beside it wins; another address is one more to try."""
     rest = {key: value for key, value in place.items() if key != "invitation"}
@@ -347,7 +347,10 @@ def _invited(place: Mapping[str, object]) -> dict[str, object]:
         return rest
     from noloco_node.run import invitation  # with cryptography, which `status` can do without
 
-    found = [invitation.read(str(word)) for word in words]
+    try:
+        found = [invitation.read(str(word)) for word in words]
+    except UsageError as error:
+        raise UsageError(f"{where}{error}") from None
     addresses: list[object] = [str(address) for each in found for address in each.addresses]
     addresses += [word for word in others if word not in words]
     tokens = [invitation.token_word(each.token) for each in found if each.token]

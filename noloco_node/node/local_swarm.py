@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from noloco_node.base import atomic_files
 from noloco_node.base.states import AT_WORK, ON_THE_WAY, NodeState
 from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError
@@ -231,7 +232,8 @@ async def opened(keep: Path | None, command: Sequence[str], environ: Mapping[str
         try:
             await swarm.close()
             if keep:
-                shutil.copytree(runtime.path, keep, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))
+                with atomic_files.writing(keep, "name another folder with --keep"):
+                    shutil.copytree(runtime.path, keep, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))
         finally:
             await runtime.close()
 

@@ -99,7 +99,7 @@ class ModelSpec(Table):
     @model_validator(mode="after")
     def _one_model(self) -> "ModelSpec":
         if sum(named is not None for named in (self.preset, self.architecture, self.task)) != 1:
-            raise ValueError("needs either a preset, an architecture or a task")
+            raise ValueError("needs one of preset, architecture, weights and task")
         if self.architecture is None and self.config:
             raise ValueError("takes a config only with an architecture: presets and tasks bring their own")
         if self.task is None and self.options:
@@ -188,7 +188,7 @@ class InnerSpec(Table):
         if self.schedule == "wsd" and self.warmup + self.cooldown > 1:
             raise ValueError("must have a warmup and a cooldown of at most 1 together")
         if (self.steps is None) == (self.seconds is None):
-            raise ValueError("needs either steps or seconds")
+            raise ValueError("needs one of steps and seconds, and not both")
         return self
 
     @field_validator("betas")

@@ -51,7 +51,8 @@ def test_only_those_that_are_named_are_removed(home: Home) -> None:
     there = kept_runs.kept(home, held=three)
     for wanted, error, says in (
         ([one[:8], "none"], UsageError, "'none' names no run in .*: name one of these: "),
-        ([""], UsageError, "several runs"),
+        ([""], UsageError, "'' names no run"),
+            ([one[:3]], UsageError, "names no run"),
         ([one, three], NodeAlreadyRunning, "stop it with `noloco-node leave`"),
     ):
         with pytest.raises(error, match=says):

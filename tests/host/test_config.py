@@ -115,7 +115,7 @@ def test_how_a_machine_computes():
         ({}, {}, {"daily_upload": "20"}, "node.toml: daily_upload must be an amount like 20GB"),
         ({"hours": "22"}, {}, {}, "--hours must be hours like 22-08 or 22:30-08:15, not '22'"),
         ({"micro_batch": "0"}, {}, {}, "--micro-batch must be a whole number from 1 to 1000000, or auto, not '0'"),
-        ({}, {"NOLOCO_COMPILE": "please"}, {}, "NOLOCO_COMPILE must be true or false, not 'please'"),
+        ({}, {"NOLOCO_COMPILE": "please"}, {}, "NOLOCO_COMPILE must be yes or no, not 'please'"),
         ({"gpu_memory_fraction": "1.5"}, {}, {}, "--gpu-memory-fraction must be a share from 0.05 to 1, not '1.5'"),
         (
             {"data": [""]},

@@ -278,7 +278,7 @@ def test_models_that_are_there_fit(config):
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        ({"task": "blobs", "preset": "tiny"}, "needs either"),
+        ({"task": "blobs", "preset": "tiny"}, "needs one of"),
         ({"task": "blobs", "config": {"a": 1}}, "only with an architecture"),
         ({"preset": "tiny", "options": {"a": 1}}, "options only with a task"),
         ({"task": "../x"}, "the name of a task"),
