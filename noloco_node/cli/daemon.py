@@ -26,6 +26,7 @@ from noloco_node.host.home import Home
 from noloco_node.transport.probe import check_port, probe, reach
 
 if TYPE_CHECKING:
+    from noloco_node.checkpoints.listing import About
     from noloco_node.run.manifest import Signed
     from noloco_node.run.schema import Manifest
     from noloco_node.run.signed_file import RunFile
@@ -68,15 +69,11 @@ def start(args: argparse.Namespace, train: Train = _train) -> int:
 def _is_over(run: "Manifest", home: Home) -> bool:
     """Whether this node has trained the run to its end; says so then, and what comes next."""
     from noloco_node.base.units import count, loss
-    from noloco_node.checkpoints import listing
-    from noloco_node.data.pin_commit import without_asking
     from noloco_node.node import outcome
 
-    known = without_asking(run, home)
-    reached = listing.newest(home.run(known.run_id) / "checkpoints") if known else None
-    file = _earlier(home, known.run_id) if known else None
-    if known is None or reached is None or not (file.is_over(reached.round) if file else reached.round >= known.rounds):
+    if (found := _end_of(run, home)) is None:
         return False
+    known, reached = found
     measured = "" if reached.eval_loss is None else f", held-out loss {loss(reached.eval_loss)}"
     report(f"{known.label} is over: {count(reached.round, 'round')}, step {reached.step}{measured}")
     report(f"its checkpoints: {home.run(known.run_id) / 'checkpoints'}")
@@ -84,6 +81,20 @@ def _is_over(run: "Manifest", home: Home) -> bool:
         report(line)
     report("to train on: another run.toml (its name, seed or rounds make it another run), or another invitation")
     return True
+
+
+def _end_of(run: "Manifest", home: Home) -> "tuple[Manifest, About] | None":
+    """Its last checkpoint here, if the run is over, as far as this home knows."""
+    from noloco_node.checkpoints import listing
+    from noloco_node.data.pin_commit import without_asking
+
+    known = without_asking(run, home)
+    reached = listing.newest(home.run(known.run_id) / "checkpoints") if known else None
+    if known is None or reached is None:
+        return None
+    file = _earlier(home, known.run_id)
+    over = file.is_over(reached.round) if file else reached.round >= known.rounds
+    return (known, reached) if over else None
 
 
 def join(args: argparse.Namespace, train: Train = _train) -> int:
@@ -122,7 +133,7 @@ def join(args: argparse.Namespace, train: Train = _train) -> int:
                 report(say)
             return train(settings, signed, partial(_afresh, home))
     except SwarmUnreachable:
-        if not over:
+        if not over or earlier is None or _end_of(earlier.run, home) is None:
             raise
         return 0  # nobody is there to ask
 

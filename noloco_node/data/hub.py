@@ -203,25 +203,25 @@ class Reader:
         Incompatible."""
         wait_s, found = FIRST_WAIT_S, mark != Mark()
         while not stop.is_set():
+            begins = True
             try:
                 records, ahead, offset = self._begun(mark)
                 for texts, state in self._groups(records, ahead):
+                    begins = False
                     if len(tokens := self._encoded(mark, texts)):
                         found = True
                         yield Block(mark, tokens)
                     mark = replace(mark, block=mark.block + 1, state=state, offset=offset)
                     wait_s = FIRST_WAIT_S
                 mark, found = self._after(replace(mark, offset=offset), found)
-            except (KeyError, TypeError, AttributeError) as error:
-                if mark.state is None:
-                    raise
-                raise Incompatible(_OTHER.format(name=self._of.name)) from error
             except NolocoError:
                 raise
-            except Exception as error:  # noqa: BLE001 (its readers raise everything)
+            except Exception as error:
+                if begins and mark.state is not None and isinstance(error, KeyError | TypeError | AttributeError):
+                    raise Incompatible(_OTHER.format(name=self._of.name)) from error
                 if not _is_temporary(error):  # every node would come to it, again and again
                     log.warning("a part of %s cannot be read and is left out: %s", self._of.name, in_one_line(error))
-                    mark, found = self._after(replace(mark, state=None, offset=mark.offset or 0), found)
+                    mark, found = self._after_what_fails(replace(mark, state=None, offset=mark.offset or 0), found)
                     continue
                 _log_waiting(self._of.name, error, wait_s)
                 stop.wait(wait_s)
@@ -302,6 +302,15 @@ class Reader:
         if not found:
             raise UsageError(f"{self._of.name} holds no text to train on beyond what is held out: take a larger one")
         return Mark(mark.epoch + 1), False
+
+    def _after_what_fails(self, mark: Mark, found: bool) -> tuple[Mark, bool]:
+        """Where the file itself cannot be opened, that is the next file."""
+        try:
+            return self._after(mark, found)
+        except NolocoError:
+            raise
+        except Exception:  # noqa: BLE001 (as above)
+            return Mark(mark.epoch, mark.part + 1, offset=mark.offset), found
 
 
 def _skip(records: Iterator[Any], count: int) -> int:

@@ -76,9 +76,11 @@ class Policy:
     def room_to_send(self, size_bytes: int) -> bool:
         return self._quota.exhausted(self.traffic.used, sent=size_bytes) is None
 
-    def room_to_give(self, size_bytes: int) -> bool:
-        """Half of a day's upload stays for swaps: anybody may ask for states, again and again."""
-        return self.room_to_send(size_bytes + (self._quota.sent or 0) // 2)
+    def room_to_give(self, state_bytes: int, reserved_bytes: int = 0) -> bool:
+        """Half of a day's upload stays for swaps: anybody may ask for states, again and again. Where one takes more
+        than that half, it may: else who joins a run of such nodes would find no donor."""
+        half = (self._quota.sent or 0) // 2
+        return self.room_to_send(state_bytes + reserved_bytes + (half if state_bytes <= half else 0))
 
     def room_to_receive(self, size_bytes: int) -> bool:
         return self._quota.exhausted(self.traffic.used, received=size_bytes) is None

@@ -35,17 +35,20 @@ async def train(
     `again`: the settings for another start, with a port that is free and bootstrap nodes that answer. `seen`: addresses
     of earlier peers that answer, for where the bootstrap nodes let nobody in. Returns the exit code, as `rendezvous`
     does; both raise NolocoError for what a user should read."""
-    node = TrainingNode(config, report, signed)
+    node, failed = TrainingNode(config, report, signed), ""
     with _told_to_leave(lambda: node, report) as told:
         try:
             await node.run()
         except SwarmUnreachable as error:
-            more = [address for address in await seen() if address not in config.bootstrap] if config.bootstrap else []
-            if node.has_trained or not more or told.is_set():
+            known = {address.peer for address in config.bootstrap}
+            more = [address for address in await seen() if address.peer not in known] if known else []
+            if node.found_others or not more or told.is_set():
                 raise
-            report(f"{error}. Joining through peers seen earlier")  # the rendezvous may have lost its key
-            config = replace(config, bootstrap=(*config.bootstrap, *more))
+            config, failed = replace(config, bootstrap=(*config.bootstrap, *more)), str(error)
+        if failed:  # the rendezvous may have lost its key
+            report(f"{failed}. Joining through peers seen earlier")
             node = TrainingNode(config, report, signed)
+            gc.collect()  # what it held of the model; the error is gone by now, which would keep it
             await node.run()
         while (move := node.moves()) and (afresh := await _settings(again, config, told, report)):
             node = TrainingNode(afresh, report, move.signed, move.to)

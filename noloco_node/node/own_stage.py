@@ -10,13 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from noloco_node.base.states import SERVES_STAGE, NodeState
+from noloco_node.base.states import AT_WORK, SERVES_STAGE, NodeState
 from noloco_node.data import sources, tokens
 from noloco_node.data.sources import Sources
 from noloco_node.errors import UsageError
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.node import which_stage
+from noloco_node.node.base import Report
 from noloco_node.peers.record import PeerRecord
 from noloco_node.peers.run_rules import RunRules
 from noloco_node.run.manifest import Signed
@@ -126,15 +127,32 @@ class OwnStage:
         config = self._config
         if self.at is None or config.stage is not None or config.rounds is not None or not config.bootstrap:
             return False
-        run, holding = rules.run, which_stage.holding(others)
-        may_take = lambda stage, nodes: self._may_take(run, stage, nodes)  # noqa: E731
-        if to := self._balance.moves_to(time.monotonic(), self.at, holding, self._known, may_take):
+        run, holding, begun = rules.run, which_stage.holding(others), which_stage.has_begun(others)
+        may_take = lambda stage, nodes: self._may_take(run, stage, nodes or not begun)  # noqa: E731
+        # before the first round nobody has committed one: those that came at the same moment hold the same stage
+        known = self._known if begun else lambda _: True
+        if to := self._balance.moves_to(time.monotonic(), self.at, holding, known, may_take):
             self.move = Move(self.at.number, to, rules.signed)
         return to is not None
 
-    def _may_take(self, run: Manifest, stage: int, nodes: int) -> bool:
-        """Where somebody has its state, or this home has, and the data for it."""
-        if not (nodes or which_stage.is_kept(self._folder(run), stage)):
+    async def serve_on(self, seen: Callable[[], Collection[PeerRecord]], rounds: int, report: Report) -> None:
+        """When its own rounds are done: while nodes of the stages before train, their micro-batches pass through here.
+        Where nobody else holds this stage, they could not train without it."""
+        answered, since = self._service.totals.answered, time.monotonic()
+        said = False
+        while any(each.stage < self.number and each.state in AT_WORK and each.round < rounds for each in seen()):
+            if not said:
+                report("its rounds are done; it stays while the stages before train, as their micro-batches pass here")
+            said = True
+            if self._service.totals.answered != answered:
+                answered, since = self._service.totals.answered, time.monotonic()
+            elif time.monotonic() - since > which_stage.IDLE_S:
+                return  # they say that they train, and send nothing
+            await asyncio.sleep(which_stage.LOOK_S)
+
+    def _may_take(self, run: Manifest, stage: int, can_begin: int | bool) -> bool:
+        """`can_begin`: somebody has its state, or nobody needs to; else this home has to. And the data for it."""
+        if not (can_begin or which_stage.is_kept(self._folder(run), stage)):
             return False
         with suppress(UsageError):
             if stage == 1:

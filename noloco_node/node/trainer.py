@@ -60,6 +60,7 @@ from noloco_node.views.gather import GatherView
 from noloco_node.views.history import HistoryView
 from noloco_node.views.peers import PeersView
 from noloco_node.views.status import GpuView, Phase, StatusView
+from noloco_node.wire.messages import BLOCK, MAX_SAMPLE_BLOCKS
 from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server, add_StateServicer_to_server
 from noloco_node.wire.stage_pb2_grpc import add_StageServicer_to_server
 
@@ -106,6 +107,8 @@ class TrainingNode(BaseNode):
         self._known_runs = run_registry.RunRegistry()
         self._recorder = Recorder(self._identity.peer_id)
         self._stats = self._recorder.stats
+        self.found_others = False
+        """Whether the way in was good: nodes of the run are seen, or none are needed."""
         self._policy = Policy(config, self._home, lambda: self._stats.last_round)
         traffic = self._policy.traffic
         self._rounds = RoundService(self._transport, random.Random(), self, self._observe, pace=traffic)
@@ -195,6 +198,7 @@ class TrainingNode(BaseNode):
             self._thread = self._start_training(run)
         if not (self._brings_run or listing.newest(self._home.run(run.run_id) / "checkpoints")):
             await find_run.require_somebody(self._look, run, self.waits_for)
+        self.found_others = True
         async with asyncio.TaskGroup() as group:
             publish = periodic.every(lambda: directory.refresh_s, self._publish, (NolocoError, OSError))
             duties = [group.create_task(publish)]  # who joins meanwhile sees that somebody is in the run
@@ -398,6 +402,8 @@ class TrainingNode(BaseNode):
         await self._publish_now()
         if self._author:
             await self._author.tell_others()
+        if self._run and self._stats.round >= self._run.rounds:  # else its volunteer or the author ended it
+            await self._own_stage.serve_on(self._membership.seen.values, self._run.rounds, self._report)
         await asyncio.sleep(self._config.linger)
 
     def moves(self) -> Move | None:
@@ -632,9 +638,11 @@ class TrainingNode(BaseNode):
     def _is_behind(self) -> bool:
         return self._catch_up is not None and self._catch_up.is_behind()
 
-    def _refuses_state(self, reserved_bytes: int) -> bool:
+    def _refuses_state(self, reserved_bytes: int, whole: bool) -> bool:
         """By the quota; not in a pause: a node that joins while everybody pauses would have to begin from nothing."""
-        return not self._policy.room_to_give(reserved_bytes + (8 * self._ready.parameters if self._ready else 0))
+        if not whole:
+            return not self._policy.room_to_send(4 * MAX_SAMPLE_BLOCKS * BLOCK + reserved_bytes)
+        return not self._policy.room_to_give(8 * self._ready.parameters if self._ready else 0, reserved_bytes)
 
     # ---- events of the rounds ----
     def swapping(self, under_way: bool) -> None:

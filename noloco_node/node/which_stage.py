@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from noloco_node.base import atomic_files
-from noloco_node.base.states import NodeState
+from noloco_node.base.states import ON_THE_WAY, NodeState
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host.config import NodeConfig
 from noloco_node.peers.record import PeerRecord
@@ -101,8 +101,10 @@ def thinnest(others: Collection[PeerRecord], stages: Sequence[int], rng: random.
 
 
 def has_begun(others: Collection[PeerRecord]) -> bool:
-    """Whether the run has: from then on only who holds or held a stage has its state. By most, as one may lie."""
-    return 2 * sum(record.round > 0 for record in others) > len(others)
+    """Whether the run has: from then on only who holds or held a stage has its state. By most, as one may lie; those
+    that still load say nothing."""
+    known = [record.round > 0 for record in others if record.state not in ON_THE_WAY]
+    return 2 * sum(known) > len(known)
 
 
 def stage_before(at: Position, others: Collection[PeerRecord]) -> list[PeerRecord]:

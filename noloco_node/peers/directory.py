@@ -141,7 +141,7 @@ class Directory:
                 early, protocol.storage = protocol.storage, DhtStorage(self.ttl_s)
                 protocol.storage.take_over(early)
                 protocol.update_routing_table = RoutingUpdates(protocol)
-                protocol.call_find = self._counted(self._noting(protocol.call_find))
+                protocol.call_find = self._counted(self._noting(protocol.call_find, protocol.routing_table))
                 protocol.call_store = self._counted(protocol.call_store)
                 protocol.call_ping = self._counted(protocol.call_ping)
                 protocol.cache = DhtStorage(self.ttl_s, most=0)  # nothing of ours uses it
@@ -261,13 +261,12 @@ class Directory:
 
         return counted
 
-    def _noting(self, call_find: Any) -> Any:
+    def _noting(self, call_find: Any, table: Any) -> Any:
         """hivemind's look-up at one node, noting which records that node gave us. Of the neighbours that it names few
         are followed that we have not met: ids near any key are free, and eight of nobody would be all that is asked."""
 
         async def find(teller: Any, keys: Any) -> Any:
             found = await call_find(teller, keys)
-            table = self._running().protocol.routing_table
             for value, near in (found or {}).values():
                 for unmet in [each for each in near if each not in table][_UNMET:]:
                     del near[unmet]

@@ -92,9 +92,10 @@ def _write_model(into: Path, trained: Trained) -> None:
     module: Any = trained.module
     end = trained.tokenizer.end
     ends = {"bos_token_id": None, "eos_token_id": end}
-    for name, value in {**ends, "pad_token_id": None}.items():  # a config class has defaults for another tokenizer
+    for name, value in ends.items():  # a config class has defaults for another tokenizer
         setattr(module.config.get_text_config(), name, value)
-    module.generation_config = GenerationConfig(**ends, pad_token_id=end)  # in the config it would freeze a token
+    # the config's stays: it would freeze a token where somebody trains on, but some models count positions by it
+    module.generation_config = GenerationConfig(**ends, pad_token_id=end)
     try:
         with without_bars():
             module.save_pretrained(into)

@@ -9,6 +9,7 @@ no drain, no weights kept, and one input in memory for each micro-batch under wa
 - A gradient is a sum over tokens, divided by their number before the step. What a token is, each stage counts itself.
 - A stage does not know the norm of the whole gradient. It clips its own by the run's bound over the root of the number
   of stages, as if all had the same.
+- What is sent to a stage may be larger than what fits here: it goes through in parts, each computed forward once more.
 - What comes in lies in one queue of letters (stages/letters.py).
 - To evaluate takes the stages before: the first one sends its held-out data along, and every other keeps what came
   last, and measures with that.
@@ -31,6 +32,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from noloco_node.errors import OutOfMemory, UsageError
 from noloco_node.run.schema import InnerSpec, Manifest
@@ -41,7 +43,7 @@ from noloco_node.stages.part import Part, Position, part_of
 from noloco_node.stages.usual_size import UsualSize
 from noloco_node.stages.window import Window
 from noloco_node.training import memory_budget
-from noloco_node.training.inner.gradients import Gradients, NotMeasured
+from noloco_node.training.inner.gradients import Gradients, NotMeasured, split
 from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, Sized, Task
 
@@ -293,7 +295,8 @@ class StagePasses(Gradients):
         """The first stage's next ones."""
         assert self._stage.reader is not None
         inputs, targets = self._part.split(self._stage.reader.next(self._micro.size))
-        self._forward(self._there(inputs), targets, None, time.monotonic() + DEADLINE_S)
+        until = time.monotonic() + DEADLINE_S
+        self._or_lose(None, lambda: self._forward(self._there(inputs), targets, None, until))
 
     def _open(self, letter: Letter) -> None:
         self._forget_late()
@@ -320,6 +323,7 @@ class StagePasses(Gradients):
         # its memory is free only after that block
         self._lose(asked)
         self.make_room()
+        self._micro.halve()
 
     def _answer(self, asked: Asked) -> None:
         inputs = self._there(asked.activations)
@@ -343,8 +347,7 @@ class StagePasses(Gradients):
             asked.answer.set_result(Answer(float(loss), None))
         else:
             inputs.requires_grad_()
-            with self._precision():
-                loss = self._part.loss(self._module, inputs, self._there(asked.targets))
+            loss = torch.stack(self._in_parts(self._part.loss, inputs, self._there(asked.targets))).sum()
             self._finish_backward(loss, None, inputs, asked.targets, float(loss.detach()), asked)
 
     def _forward(self, inputs: Tensor, targets: Tensor, asked: Asked | None, until: float) -> None:
@@ -393,10 +396,17 @@ class StagePasses(Gradients):
         inputs = under_way.inputs
         if not self._at.first:
             inputs = inputs.detach().requires_grad_()
-        with self._precision():
-            activations = self._part.forward(self._module, inputs)
+        activations = torch.cat(self._in_parts(self._part.forward, inputs))
         gradient = (gradient * factor).to(activations.dtype)
         self._finish_backward(activations, gradient, inputs, under_way.targets, answer.loss, asked)
+
+    def _in_parts(self, compute: Callable[..., Tensor], *given: Tensor) -> list[Tensor]:
+        """With what the backward pass needs, of one part at a time where there are several."""
+        parts = list(split(given, self._micro.size))
+        with self._precision():
+            if len(parts) == 1:
+                return [compute(self._module, *given)]
+            return [checkpoint(compute, self._module, *part, use_reentrant=False) for part in parts]
 
     def _finish_backward(  # noqa: PLR0913, PLR0917
         self, of: Tensor, gradient: Tensor | None, inputs: Tensor, targets: Tensor, loss: float, asked: Asked | None
@@ -472,9 +482,11 @@ class StagePasses(Gradients):
 
     def evaluate(self) -> float:
         """Of what came from the stage before, the middle of what each caller's held-out data say."""
-        if self._at.first:
-            return self._measure(list(self._held_out()))
-        found = [self._measure(each) for each in self._kept.of_each()]
+        try:
+            each = [list(self._held_out())] if self._at.first else self._kept.of_each()
+            found = [self._measure(measured) for measured in each]
+        except torch.OutOfMemoryError:
+            raise NotMeasured("there is no memory for it now") from None
         if not found:
             raise NotMeasured("no held-out data has come from the stage before")
         return median(found)

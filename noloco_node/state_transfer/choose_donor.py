@@ -266,7 +266,9 @@ class _Attempt:
         now, forward = _now(), place < self._place
         if forward:
             self._place, self._since = place, now
-        if self._queue_s is not None and (now - self._since > self._queue_s or now - self._began > 2 * self._queue_s):
+        if self._queue_s is not None and (
+            now - self._since > self._queue_s or (place and now - self._began > 2 * self._queue_s)
+        ):
             raise PeerRefused("busy")  # a queue that goes forward step by step may still last for ever
         if forward:
             self._renew()

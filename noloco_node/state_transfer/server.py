@@ -141,8 +141,9 @@ class _Reader:
             self._waited_s += loop.time() - began
 
 
-HasNoRoom = Callable[[int], bool]
-"""Whether the volunteer's limits have no room for another state beside so many bytes that are reserved already."""
+HasNoRoom = Callable[[int, bool], bool]
+"""Whether the volunteer's limits have no room, beside so many bytes that are reserved already, for another state; if
+the second is false, for a sample."""
 
 
 class ReservedBytes:
@@ -152,9 +153,9 @@ class ReservedBytes:
         self._refuses = refuses
         self._bytes = 0
 
-    def too_many(self) -> bool:
-        """Whether there is no room for one more state."""
-        return self._refuses(self._bytes)
+    def too_many(self, *, whole: bool = True) -> bool:
+        """Whether there is no room for one more state, or for a sample."""
+        return self._refuses(self._bytes, whole)
 
     @contextmanager
     def of(self, size_bytes: int) -> Iterator[Callable[[int], None]]:
@@ -199,7 +200,7 @@ class StateService(StateServicer):
         caller: Callable[[Any], str],
         round: Callable[[], int],
         pace: Traffic | None = None,
-        refuses: HasNoRoom = lambda _: False,
+        refuses: HasNoRoom = lambda *_: False,
         eval_loss: Callable[[], float | None] = lambda: None,
         *,
         place: Callable[[Any], str] | None = None,
@@ -245,7 +246,7 @@ class StateService(StateServicer):
         if why := self._refuses_peer(peer, asked.admission):
             raise PeerRefused(why)
         now = asyncio.get_running_loop().time()
-        if self._reserved.too_many() or not self._samples.may_have_one(peer, place, now):
+        if self._reserved.too_many(whole=False) or not self._samples.may_have_one(peer, place, now):
             raise PeerRefused(wire.Code.BUSY.reason)
         round_, blocks = await asyncio.wrap_future(self._owner.sample(asked.blocks))
         return wire.encode_sample(wire.StateSample(round_, self._eval_loss(), blocks))

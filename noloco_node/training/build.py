@@ -67,6 +67,8 @@ def build_replica(  # noqa: PLR0913
     if isinstance(task, Sized) and (expected := task.parameters()) is not None:
         check(expected)  # a run's author chooses the size, and to make it may take all the memory that there is
     is_driven = isinstance(task, Driven)  # then the model is there, and random numbers are the loop's
+    if compiled and isinstance(task, Passing):
+        raise UsageError("--compile: the layers of a stage are not compiled: start without it")
     if others:
         _check_several(task, manifest.inner, devices)
     module = task.model() if is_driven else new_model(task, manifest.seed)

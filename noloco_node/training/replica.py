@@ -552,13 +552,10 @@ class Replica:
         phi, delta = self._read(live_state)
         memory_budget.check_trial(self.parameters)
         added = self.slow.settings.alpha * float(delta.norm()) / max(float(phi.norm()), 1e-30)
-        try:
-            own = self._gradients.evaluate()
-        except NotMeasured:
-            return Trial(math.nan, 0.0, 0.0, added, math.nan)
         kept = self.theta.to("cpu", copy=True)
         self.copies.secure("theta")
         try:
+            own = self._gradients.evaluate()
             self.theta.copy_(phi)
             theirs = self._gradients.evaluate()
             for start, piece in pieces(delta):
@@ -568,6 +565,8 @@ class Replica:
             if (self.round or self.steps) and not isinstance(self._task, Driven):
                 self.theta.copy_(model.flatten(new_model(self._task, self._seed)))
                 new = self._gradients.evaluate()
+        except NotMeasured:  # of a stage: those after it may go at any moment
+            return Trial(math.nan, 0.0, 0.0, added, math.nan)
         finally:
             self.theta.copy_(kept)
         return Trial(own, theirs, later, added, new)

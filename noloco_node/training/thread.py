@@ -400,7 +400,10 @@ class TrainingThread:
 
     def _train_phase(self, replica: Replica) -> None:
         phase, round_ = _Phase(time.perf_counter()), replica.round
-        self._phase, share = phase, max(LEAST_SHARE, 1 - replica.position.phase_part)
+        at = (
+            replica.position
+        )  # without a step before, it is whole: the time that the last one was too long counts for it
+        self._phase, share = phase, max(LEAST_SHARE, 1 - at.phase_part) if at.phase_step else 1.0
         # a resumed phase has some steps behind it, perhaps all
         while not replica.position.phase_over or (phase.steps and not phase.losses):
             self._serve(replica)

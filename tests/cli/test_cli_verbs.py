@@ -16,10 +16,11 @@ from reached import reached
 from noloco_node.base.addresses import parse
 from noloco_node.base.identity import Identity
 from noloco_node.cli import control, main
-from noloco_node.errors import Diverged
+from noloco_node.errors import Diverged, SwarmUnreachable
 from noloco_node.host import remembered
 from noloco_node.host.home import Home
-from noloco_node.run import invitation, manifest, signed_file, toml
+from noloco_node.run import amendment, invitation, manifest, signed_file, toml
+from noloco_node.run.amendment import Amendment
 from noloco_node.run.invitation import Invitation
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -308,6 +309,23 @@ def test_a_volunteer_whose_run_is_over_asks_whether_it_goes_on(node, home, addre
     assert main(["join"]) == 0
     assert "asking the others whether its author has given it more rounds" in capsys.readouterr().out
     assert len(node.calls) == 1
+    node.result = SwarmUnreachable("nobody is there")
+    assert main(["join"]) == 0, "nobody to ask"
+
+
+def test_a_run_that_turns_out_to_go_on_is_not_over_for_want_of_a_donor(node, home, address, tmp_path, monkeypatch):
+    """Its service manager is to try again."""
+    main(["init"])
+    author = Identity.load_or_create(tmp_path / "author.key")
+    signed = was_in(home, author, rounds=20, done=20, bootstrap=[address])
+    run_id = manifest.verify(signed).run_id
+
+    async def learns_of_it(*_):
+        amendment.write(home.run(run_id), amendment.sign(Amendment(run=run_id, version=1, rounds=400), author))
+        raise SwarmUnreachable("no peer sent its state")
+
+    monkeypatch.setattr(node, "train", learns_of_it)
+    assert main(["join"]) == 10
 
 
 def test_a_terminal_that_is_gone_ends_no_node():

@@ -234,7 +234,9 @@ class Panic(BaseException):
     """As a library in Rust raises it."""
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError("gone"), ValueError("no parquet")])
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError("gone"), ValueError("no parquet"), TypeError("couldn't cast array of type int64")]
+)
 def test_a_part_that_cannot_be_read_is_left_out(
     error: Exception, streams: Callable[..., HubStream], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,6 +245,24 @@ def test_a_part_that_cannot_be_read_is_left_out(
     assert len(stream.next(60)) == 60
     said = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
     assert said and said[0] == f"a part of a set cannot be read and is left out: {error}"
+
+
+def test_a_file_that_cannot_be_opened_is_left_out(
+    streams: Callable[..., HubStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Parquet file's description is at its end."""
+    opens, failed = hub.shard_of, list[int]()
+
+    def damaged(records: Any, index: int) -> Any:
+        if index == 1:
+            failed.append(index)
+            raise ValueError("no description")
+        return opens(records, index)
+
+    corpus = opened(failing([], at=50))
+    monkeypatch.setattr(hub, "shard_of", damaged)
+    stream = streams(corpus)
+    assert len(stream.next(60)) == 60 and failed
 
 
 @pytest.mark.parametrize("error", [UsageError("mend it"), Panic("at its limit")])

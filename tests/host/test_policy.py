@@ -37,9 +37,18 @@ def test_a_home_that_cannot_be_written_costs_the_mark_alone(tmp_path: Path) -> N
 
 async def test_states_leave_half_of_the_days_upload_for_swaps(tmp_path: Path) -> None:
     node = allowance(tmp_path, daily_upload=1000)
-    assert node.room_to_give(500) and not node.room_to_give(501)
+    assert node.room_to_give(500) and not node.room_to_give(450, 100)
     await node.traffic.sending(400)
     assert not node.room_to_give(200) and node.room_to_send(200)
+
+
+async def test_one_state_that_is_more_than_half_of_the_days_upload_may_be_given(tmp_path: Path) -> None:
+    """Else a run of such nodes would let nobody in."""
+    node = allowance(tmp_path, daily_upload=1000)
+    assert node.room_to_give(700) and not node.room_to_give(700, 700)
+    assert not node.room_to_give(400, 400), "one that is less than half leaves half for swaps, beside another"
+    await node.traffic.sending(700)
+    assert not node.room_to_give(700)
 
 
 async def test_todays_traffic_is_saved_now_and_then_and_at_the_end(tmp_path: Path) -> None:

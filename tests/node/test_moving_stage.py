@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import os
 import signal
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from noloco_node.run.manifest import Signed
 
 SIGNED = Signed(b"run", "author", b"signature")
 MOVE = Move(1, 2, SIGNED)
-DOOR, OTHER_DOOR = (Address("ip4", "127.0.0.1", port, "peer") for port in (1, 2))
+DOOR, SAME_PEER, OTHER_DOOR = (
+    Address("ip4", "127.0.0.1", port, peer) for port, peer in enumerate(("peer", "peer", "other"), 1)
+)
 CONFIG = NodeConfig(home=Path("/nowhere"), bootstrap=(DOOR,))
 
 
@@ -30,7 +33,7 @@ class Sessions:
         self.begun: list[tuple[int | None, int | None]] = []
         """Of each session the stage that is set, and the one that it moves to."""
         self.move: Move | None = None
-        self.has_trained = False
+        self.has_trained = self.found_others = False
         self.left = asyncio.Event()
 
     def leave(self) -> None:
@@ -137,4 +140,31 @@ async def test_where_the_rendezvous_lets_nobody_in_earlier_peers_do(monkeypatch:
         "nobody is there. Joining through peers seen earlier"
     ]
     with pytest.raises(SwarmUnreachable):
-        await trained(monkeypatch, Sessions(Sessions.finds_nobody), seen=(DOOR,))
+        await trained(monkeypatch, Sessions(Sessions.finds_nobody), seen=(DOOR, SAME_PEER))
+
+
+async def test_another_way_in_does_not_help_who_has_found_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would build the model again, to hear the same."""
+
+    def gets_no_state(sessions: Sessions) -> None:
+        sessions.found_others = True
+        sessions.finds_nobody()
+
+    with pytest.raises(SwarmUnreachable):
+        await trained(monkeypatch, Sessions(gets_no_state), seen=(OTHER_DOOR,))
+
+
+async def test_what_the_first_way_in_built_is_gone_when_the_second_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may be as large as the machine."""
+    models: list[weakref.ref[object]] = []
+
+    def builds_and_finds_nobody(sessions: Sessions) -> None:
+        model = Sessions()  # kept by the frame that raises, as a thread's would be
+        models.append(weakref.ref(model))
+        sessions.finds_nobody()
+
+    def is_alone(sessions: Sessions) -> None:
+        assert models[0]() is None
+        sessions.trains()
+
+    await trained(monkeypatch, Sessions(builds_and_finds_nobody, is_alone), seen=(OTHER_DOOR,))

@@ -166,3 +166,5 @@ def test_before_the_first_stage_is_nobody_whatever_a_record_says() -> None:
 def test_a_run_has_begun_when_most_say_so() -> None:
     assert not which_stage.has_begun([]) and which_stage.has_begun(seen(a=1))
     assert not which_stage.has_begun(seen(a=0, b=0, liar=9)) and which_stage.has_begun(seen(a=1, b=1, new=0))
+    loading = holders(1, 1, 1, state="joining")
+    assert which_stage.has_begun([*seen(a=1, b=1), *loading]), "those have only come now"

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import time
-from types import SimpleNamespace
 
 import msgpack
 import pytest
@@ -257,10 +256,10 @@ async def test_neighbours_that_are_nobody_do_not_displace_those_that_are_there()
     """Ids near any key cost a second of arithmetic."""
     table = {"met": 1, "also met": 2}
     directory = object.__new__(Directory)
-    directory._told_by, directory._node = {}, SimpleNamespace(protocol=SimpleNamespace(routing_table=table))
+    directory._told_by = {}
 
     async def find(*_: object) -> dict[str, tuple[None, dict[str, str]]]:
         return {"key": (None, {**{f"nobody {n}": "x" for n in range(6)}, "met": "m", "also met": "a"})}
 
-    found = await directory._noting(find)(None, ["key"])
+    found = await directory._noting(find, table)(None, ["key"])
     assert [*found["key"][1]] == ["nobody 0", "nobody 1", "met", "also met"]

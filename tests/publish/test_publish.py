@@ -49,6 +49,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
     },
+    "RobertaConfig": {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 40,
+        "is_decoder": True,
+    },
     "GPT2Config": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32},
 }
 STEPS = 2
@@ -173,6 +181,9 @@ def test_transformers_loads_it_and_measures_the_same(
     written = told(capsys, "export", "--to", str(to), "--home", str(left.home.root))
     module, about = AutoModelForCausalLM.from_pretrained(to, output_loading_info=True)
     assert not any(about.values()), about
+    assert module(torch.tensor([[104, 105, 1, 0]])).logits.isfinite().all(), (
+        "some count positions by the config's pad id"
+    )
     assert torch.equal(flat(to), left.phi[-1]), "the slow weights, to the bit"
     assert written["eval_loss"] == pytest.approx(left.eval_loss, abs=1e-6)
     measured = told(capsys, "eval", str(to))

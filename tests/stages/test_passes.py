@@ -247,3 +247,51 @@ async def test_each_stage_of_an_installed_task_can_be_tried_out() -> None:
     """Its inputs are two symbols and its target is one."""
     for member in StageSwarm(run_of_symbols(1), ["0a", "1a"], {}, 1).members:
         member.replica.try_out()
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_micro_batch_that_is_larger_than_what_fits_goes_through_in_parts(
+    stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the stages behind the first one may compute one example at once, and it sends two."""
+    run = staged_run(stages, clip=1.0)
+    whole_ones, nodes = chain(run), chain(run)
+    for node in (*whole_ones, *nodes):
+        node.task._passes._micro.size = 2
+    kept: list[int] = []
+    for node in nodes[1:]:
+        node.task._passes._micro.size = 1
+    for node in (*whole_ones, *nodes):
+        node.replica.module.register_forward_hook(
+            lambda module, _given, named, _found: (
+                module.training and kept.append(len(named["inputs_embeds"]))
+                if "inputs_embeds" in named and torch.is_grad_enabled()
+                else None
+            ),
+            with_kwargs=True,
+        )
+    train_together(whole_ones, 4)
+    assert set(kept) == {2}
+    kept.clear()
+    train_together(nodes, 4)
+    assert set(kept) == {1}
+    for one, other in zip(whole_ones, nodes, strict=True):
+        assert other.losses[:4] == pytest.approx(one.losses[:4], abs=1e-5)
+
+
+def test_a_stage_that_finds_no_memory_loses_micro_batches_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = chain(staged_run(2))
+    first, evaluates = nodes[0].task.part, nodes[0].replica.evaluate
+    forward, fails = first.forward, [True, True]
+
+    def short(*given: object) -> torch.Tensor:
+        if fails and fails.pop():
+            raise torch.OutOfMemoryError
+        return forward(*given)
+
+    monkeypatch.setattr(first, "forward", short)
+    train_together(nodes, 3)
+    assert nodes[0].task.counts.lost == 2 and nodes[0].replica.skipped == 0
+    fails.append(True)
+    with pytest.raises(NotMeasured, match="no memory"):
+        evaluates()

@@ -366,7 +366,7 @@ def test_the_days_upload_quota_holds_for_downloads_at_once(monkeypatch: pytest.M
     async def story() -> None:
         network, traffic = DonorNetwork(bandwidth_bytes_s=1e6), Traffic()
 
-        def full(promised: int) -> bool:
+        def full(promised: int, _whole: bool) -> bool:
             return traffic.used.sent + promised + TOTAL > 1.5 * TOTAL
 
         await network.donor("donor", Owner(DATA), pace=traffic, refuses=full)
@@ -663,6 +663,20 @@ def test_a_donor_whose_queue_goes_on_for_ever_is_left_while_there_are_others(mon
     slow = FaultyDonor([*places, header(DATA), *chunks(DATA)], 12, shows=DATA, gaps=[29.0] * 64)
     state, lasted_s = play(slowly({"first": slow, "second": None}, DATA))
     assert state is not None and lasted_s < 3 * choose_donor.QUEUE_S
+
+
+def test_a_copy_that_begins_when_its_turn_came_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The donor says that it copies, again and again: of a large model that takes a while."""
+    monkeypatch.setattr(choose_donor.random, "choice", lambda found: found[0])
+    places = [5, 4, 3, 2, 1, 0, 0, 0]
+    frames = [*map(wire.StatePlace, places), header(DATA), *chunks(DATA)]
+    patient = FaultyDonor(frames, 12, shows=DATA, gaps=[0.0, *4 * [29.0], *4 * [10.0]])
+    busy = FaultyDonor([wire.Refusal(wire.Code.BUSY)], 12)
+
+    async def story() -> LiveState | None:
+        return (await slowly({"first": patient, "second": busy}, DATA))[0]
+
+    assert play(story()) is not None and patient.asked == 1
 
 
 def test_one_witness_with_a_false_round_discredits_nobody() -> None:

@@ -392,6 +392,14 @@ def test_phases_by_time() -> None:
     assert all(earlier.steps < later.steps for earlier, later in pairwise(done))
 
 
+def test_a_phase_that_began_late_is_told_as_long_as_it_was() -> None:
+    """Where a step takes nearly a phase, what the last one was too long counts for the next one."""
+    with begun(lambda: small_replica(run=timed_run(0.01, rounds=12)), rounds=12) as watched:
+        for _ in range(12):
+            ended = watched.until(PhaseEnded)
+            assert ended.seconds == pytest.approx(ended.done.seconds)
+
+
 def test_an_offer_may_be_opened_again_for_somebody_else() -> None:
     with begun() as watched:
         offer = watched.offer()

@@ -1,0 +1,88 @@
+"""When a node leaves its stage for one that nobody holds, and when it stays though its rounds are done."""
+
+import asyncio
+from collections.abc import Collection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_which_stage import holders
+from virtual_clock import run_virtual
+
+from noloco_node.base.addresses import Address
+from noloco_node.host.config import NodeConfig
+from noloco_node.host.home import Home
+from noloco_node.node import own_stage, which_stage
+from noloco_node.node.own_stage import OwnStage
+from noloco_node.peers.record import PeerRecord
+from noloco_node.stages.balance import HOLD_S, TURN_S
+from noloco_node.stages.part import Position
+
+RULES: Any = SimpleNamespace(run=SimpleNamespace(run_id="run"), signed=None)
+DOOR = Address("ip4", "127.0.0.1", 1, "peer")
+
+
+def of_stage(number: int, folder: Path, *, service: object = None, peer: str = "me") -> OwnStage:
+    config = NodeConfig(home=folder, bootstrap=(DOOR,))
+    given: Any = (config, Home(folder), peer, None, service, lambda _: False, None)
+    made = OwnStage(*given)
+    made.at = Position(number - 1, 3)
+    return made
+
+
+def moves(node: OwnStage, others: Collection[PeerRecord], monkeypatch: pytest.MonkeyPatch) -> int | None:
+    """Within ten minutes in which nothing changes."""
+    for now in range(0, 600, 5):
+        monkeypatch.setattr(own_stage.time, "monotonic", lambda now=now: float(now))
+        if node.leaves(RULES, others):
+            assert node.move
+            return node.move.to
+    return None
+
+
+def test_those_that_came_at_the_same_moment_to_the_same_stage_spread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody would hold the other two, and the run would never begin. Nobody has committed a round."""
+    assert HOLD_S + 2 * TURN_S < 600
+    assert moves(of_stage(1, tmp_path), holders(1, 1), monkeypatch) == 2
+    assert moves(of_stage(1, tmp_path), holders(1, 2), monkeypatch) == 3
+    assert moves(of_stage(1, tmp_path), holders(2, 3), monkeypatch) is None, "it is the only one there"
+    assert moves(of_stage(1, tmp_path), holders(1, 1, round=3), monkeypatch) is None, "nobody has the others' states"
+
+
+class Service:
+    """Of which one call a second is answered, until `until_s`."""
+
+    def __init__(self, until_s: float) -> None:
+        self._until_s = until_s
+
+    @property
+    def totals(self) -> Any:
+        return SimpleNamespace(answered=int(min(self._until_s, own_stage.time.monotonic())))
+
+
+@pytest.mark.parametrize(
+    ("answers_for_s", "ends_s", "stays_s"), [(9999, 1500, 1500), (300, 9999, 300 + which_stage.IDLE_S), (0, 0, 0)]
+)
+def test_a_node_whose_rounds_are_done_stays_while_those_before_it_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers_for_s: float, ends_s: float, stays_s: float
+) -> None:
+    said: list[str] = []
+
+    async def main() -> float:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        monkeypatch.setattr(own_stage.time, "monotonic", lambda: clock() - began)
+        node = of_stage(2, tmp_path, service=Service(answers_for_s))
+
+        def seen() -> list[PeerRecord]:
+            at_work = clock() - began < ends_s
+            return [*holders(1, state="training" if at_work else "finished"), *holders(2, 3)]
+
+        await node.serve_on(seen, 5, said.append)
+        return clock() - began
+
+    stayed: Any = run_virtual(main())
+    assert stayed == pytest.approx(stays_s, abs=3) and len(said) == bool(stays_s)
