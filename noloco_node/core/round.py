@@ -116,6 +116,8 @@ LEAVING = "leaving"
 TOO_SLOW = "too_slow"
 """A swap was given up after MAX_LAG boundaries, whichever end did it: the link, or what a volunteer allows of it, is
 too slow for the run's phases."""
+OWN_FAULTS = ("nonfinite", "no_memory")
+"""With these this node broke a swap off itself, which is not the partner's doing."""
 CALLER_GONE = "caller_gone"
 """The caller hung up before it knew that it was accepted: it had met another peer."""
 STALLED = "stalled"
@@ -355,11 +357,12 @@ class Round:
         held_phases = max(
             held_s / self._phase_s, 1 / BROKEN_FACTOR if event.faulty else 0.0
         )  # the next identity is free
-        self.partners.charge(swap.peer, swap.place, BROKEN_FACTOR * held_phases)
+        ours = not event.faulty and event.reason in OWN_FAULTS
+        self.partners.charge(swap.peer, swap.place, (1.0 if ours else BROKEN_FACTOR) * held_phases)
         self.partners.backoffs.failed(swap.peer, now, self._phase_s)
         if event.faulty:
             self.partners.ledger.misbehaved(swap.peer, event.reason, now, self._phase_s)
-        else:
+        elif not ours:
             self.partners.ledger.failed(swap.peer, held_s, now, self._phase_s)
         too_slow = offer.lag >= MAX_LAG
         offer.reason, offer.failed_with = TOO_SLOW if too_slow else swap.given_up or event.reason, swap.peer
@@ -398,9 +401,10 @@ class Round:
         if free and self._offer.calls >= SEARCH_CALLS and not self._offer.swapped_with:
             best = min(map(whom.refusals, free))
             return [self._call(self._offer, whom.draw([p for p in free if whom.refusals(p) == best]), now)]
-        last = whom.last
+        last, end = whom.last, self._next_boundary()
+        soon = [p for p in able if p != last and self._wants(p, now) and whom.free_at(p) <= end]
         fair = [p for p in free if not whom.shares.over_for(p, whom.candidates[p])] or free
-        if not free or (free == [last] and not whom.alone(last)):
+        if not free or (free == [last] and soon):
             return []
         return [self._call(self._offer, whom.draw([p for p in fair if p != last] or fair), now)]
 

@@ -133,6 +133,8 @@ class TrainingThread:
         self._rounds_over = 0
         self._times = TimeAccounts(time.perf_counter)
         self._phase = _Phase(0.0)
+        self._measured_s = 0.0
+        """What the evaluation at the last boundary took."""
         self._stalled_s = 0.0  # up to the last boundary
         self._clock_read_at = 0.0
         self._shortage: Shortage | None = None
@@ -336,6 +338,7 @@ class TrainingThread:
     def _adopt(self, replica: Replica, round: int, state: bytes | memoryview) -> None:
         ahead = max(0, round - replica.round)
         replica.adopt(round, state)
+        self._phase = _Phase(0.0)  # the one under way is given up
         self._own_end += ahead  # the number of its own rounds stays the same
         self._rounds_over = round
         self._failed_before = False
@@ -399,16 +402,14 @@ class TrainingThread:
         self._pass_on_until(replica, lambda: False)
 
     def _train_phase(self, replica: Replica) -> None:
-        phase, round_ = _Phase(time.perf_counter()), replica.round
-        at = (
-            replica.position
-        )  # without a step before, it is whole: the time that the last one was too long counts for it
+        phase, at = _Phase(time.perf_counter()), replica.position
+        # one without a step before is whole, though the time that the last one was too long counts for it
         self._phase, share = phase, max(LEAST_SHARE, 1 - at.phase_part) if at.phase_step else 1.0
         # a resumed phase has some steps behind it, perhaps all
         while not replica.position.phase_over or (phase.steps and not phase.losses):
             self._serve(replica)
             phase.began += self._wait_while_paused(replica)
-            if replica.round != round_:
+            if self._phase is not phase:
                 return  # a peer's state was adopted
             if not self._fetch(replica):
                 if replica.is_stage and replica.round >= self._rounds:
@@ -429,14 +430,17 @@ class TrainingThread:
         seconds = time.perf_counter() - phase.began
         done = self._done(replica, phase, seconds)
         self._phase = _Phase(0.0)
-        self._post(PhaseEnded(done, offer, closed, seconds / share, self._times.so_far()))  # of a whole one
+        told_s = seconds / share + self._measured_s  # of a whole one, from boundary to boundary
+        self._post(PhaseEnded(done, offer, closed, told_s, self._times.so_far()))
         if replica.round >= self._rounds:
             return
         if self._blocking:
             with self._times.on("waiting"):
                 self._pass_on_until(replica, lambda: self._rounds_over >= replica.round)
             self._clock_read_at = time.perf_counter()  # the next phase begins here
+        began = time.perf_counter()
         self._evaluate(replica)
+        self._measured_s = time.perf_counter() - began
 
     def _fetch(self, replica: Replica) -> bool:
         """The next step's batch, if it comes before the mailbox is to be read again."""

@@ -1229,3 +1229,24 @@ def test_an_attacker_that_always_calls_gets_its_share_and_others_are_called_on(
         assert got <= 3 + 2 * rounds / (honest + 1) + rounds * 0.3**honest
     else:
         assert got <= rounds / 4
+
+
+@pytest.mark.parametrize("reason", ["nonfinite", "no_memory", "hung_up"])
+def test_what_breaks_by_this_nodes_own_fault_costs_its_partner_nothing(reason: str) -> None:
+    """It would be left out for many times as long as the swap had lasted."""
+    mine = machine("b", ids=())
+    call = only(mine.handle(Boundary(1, 1.0), 1.0), Call)
+    mine.handle(Accepted(call.exchange), 1.1)
+    mine.handle(Boundary(2, 1.0), 2.0)
+    mine.handle(SwapEnded(call.exchange, reason), 2.9)
+    assert (mine.partners.ledger.free_at("b", alone=False) <= 2.9) == (reason != "hung_up")
+
+
+@pytest.mark.parametrize("fast_s", [100.0 / 8, 100.0 / 4])
+def test_a_slow_peer_does_not_keep_two_fast_ones_from_each_other(fast_s: float) -> None:
+    """It answers that it is busy for longer than their phases: until then they have each other alone."""
+    swarm = Swarm([100.0, fast_s, fast_s], seed=1)
+    swarm.run(6000)
+    fast = [n for n in swarm.names if swarm.phase[n] == fast_s]
+    share = sum(swarm.committed[n] for n in fast) / sum(swarm.rounds[n] for n in fast)
+    assert share > 0.5, share

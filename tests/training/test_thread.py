@@ -392,12 +392,29 @@ def test_phases_by_time() -> None:
     assert all(earlier.steps < later.steps for earlier, later in pairwise(done))
 
 
-def test_a_phase_that_began_late_is_told_as_long_as_it_was() -> None:
-    """Where a step takes nearly a phase, what the last one was too long counts for the next one."""
+def test_a_phase_is_told_as_long_as_it_was() -> None:
+    """From boundary to boundary, with the evaluation between them. Where a step takes nearly a phase, what the last one
+    was too long counts for the next one, which is no shorter for it."""
     with begun(lambda: small_replica(run=timed_run(0.01, rounds=12)), rounds=12) as watched:
+        before = 0.0
         for _ in range(12):
             ended = watched.until(PhaseEnded)
-            assert ended.seconds == pytest.approx(ended.done.seconds)
+            evaluated, before = ended.spent.accounts["evaluate"] - before, ended.spent.accounts["evaluate"]
+            assert ended.seconds - ended.done.seconds == pytest.approx(
+                evaluated if ended.done.round > 1 else 0, abs=0.02
+            )
+
+
+def test_a_state_that_is_adopted_in_the_middle_begins_the_phase_anew() -> None:
+    """Also where it is of this node's own round."""
+    donor = small_replica("a")
+    with begun(lambda: small_replica(run=small_run(steps=40)), rounds=1) as watched:
+        until = time.monotonic() + DEADLINE_S
+        while answer(watched.thread.so_far())[0].steps < 5:
+            assert time.monotonic() < until
+        answer(watched.thread.adopt(0, live_state(donor)))
+        done = watched.until(PhaseEnded).done
+        assert (done.steps, done.tokens) == (40, 40 * 64)
 
 
 def test_an_offer_may_be_opened_again_for_somebody_else() -> None:
