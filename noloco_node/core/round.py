@@ -402,10 +402,10 @@ class Round:
             best = min(map(whom.refusals, free))
             return [self._call(self._offer, whom.draw([p for p in free if whom.refusals(p) == best]), now)]
         last, end = whom.last, self._next_boundary()
-        soon = [p for p in able if p != last and self._wants(p, now) and whom.free_at(p) <= end]
-        fair = [p for p in free if not whom.shares.over_for(p, whom.candidates[p])] or free
-        if not free or (free == [last] and soon):
+        others = (p for p in able if p != last and self._wants(p, now))
+        if not free or (free == [last] and any(whom.free_at(p) <= end for p in others)):
             return []
+        fair = [p for p in free if not whom.shares.over_for(p, whom.candidates[p])] or free
         return [self._call(self._offer, whom.draw([p for p in fair if p != last] or fair), now)]
 
     def _yields(self, call: Called, now: float) -> bool:
