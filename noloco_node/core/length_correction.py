@@ -62,8 +62,8 @@ class LengthCorrection:
         self._owed = torch.empty(sum(sizes), dtype=OWED) if owed is None else owed
         """e of the last offer."""
         self._owed.zero_()
-        self._landed: list[tuple[int, int]] = []
-        """Where its correction has landed."""
+        self._landed: set[int] = set()
+        """Where the fragments begin whose correction has landed; of a large model there are thousands."""
         self._unread: list[tuple[_Tensor, Tensor]] = []
         """‖c‖ of parts of a tensor, not in `corrected` yet."""
 
@@ -104,13 +104,13 @@ class LengthCorrection:
             if tensor.elements < last - first
         ]
         unread = [(tensor, torch.linalg.vector_norm(part)) for tensor, part in parts]
-        again = any(first < end and start < last for first, last in self._landed)  # of the round's second partner
+        again = start in self._landed  # of the round's second partner, whose fragments lie in the same places
         whole = c if again else c + self._owed[start:end].to(c.device, non_blocking=True)
         for tensor, part in parts:  # from here on nothing is allocated: where a GPU has no memory, nothing has changed
             tensor.elements += len(part)
         self._unread += unread
         if not again:
-            self._landed.append((start, end))
+            self._landed.add(start)
         return whole
 
     def owed(self, start: int, size: int) -> Tensor:
@@ -120,7 +120,7 @@ class LengthCorrection:
     def take_back(self, start: int, size: int) -> None:
         """As if no correction of these elements had come for the last offer."""
         self._learn()
-        self._landed = [part for part in self._landed if part[1] <= start or start + size <= part[0]]
+        self._landed.discard(start)
         for tensor, _ in self._touched(start, start + size):
             tensor.scale, tensor.corrected, tensor.elements, tensor.learned = tensor.before, 0.0, 0, False
 

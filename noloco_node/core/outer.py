@@ -151,8 +151,11 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same stretch of each tensor in turn, as views. Rows are the unit, so a piece never copies."""
     if any(tensor.shape != tensors[0].shape for tensor in tensors):
         raise ValueError(f"the vectors differ in shape: {[tuple(tensor.shape) for tensor in tensors]}")
-    row = max(1, tensors[0][0].numel()) if len(tensors[0]) else 1
-    return zip(*(torch.split(tensor, max(1, _elements(*tensors) // row)) for tensor in tensors), strict=True)
+    rows = len(tensors[0])
+    size = max(1, _elements(*tensors) * rows // max(1, tensors[0].numel()))
+    if rows <= size:  # as a fragment: views of it would cost as much of the host's time as the arithmetic
+        return iter((tensors,) if rows else ())
+    return zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
 
 
 def _elements(*tensors: Tensor) -> int:
