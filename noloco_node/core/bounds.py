@@ -17,7 +17,7 @@ Whatever the codec: its corrections end here, also what it sent again.
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -49,6 +49,13 @@ class Movement:
     lengths: tuple[float, ...]
     peaks: tuple[float, ...]
     """The largest |βΔ|."""
+    length: float = field(init=False)
+    """Of the whole vector, as `peak`: known once, as every fragment of thousands asks for it."""
+    peak: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "length", math.hypot(*self.lengths))
+        object.__setattr__(self, "peak", max(self.peaks, default=0.0))
 
     @classmethod
     def of(cls, peaks: Tensor, squares: Tensor, fragment_blocks: int) -> "Movement":
@@ -66,7 +73,8 @@ class CorrectionBounds:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         """`sizes`: elements of each fragment."""
-        self._sizes = sizes
+        whole = sum(sizes)
+        self._shares = [LEAST * math.sqrt(size / whole) for size in sizes]
         self._moved: deque[Movement] = deque(maxlen=PHASES)
 
     def moved(self, movement: Movement) -> None:
@@ -91,9 +99,8 @@ class CorrectionBounds:
 
     def _allowed(self, index: int) -> tuple[float, float]:
         """Length and largest element."""
-        share = math.sqrt(self._sizes[index] / sum(self._sizes))
-        lengths = [max(m.lengths[index], LEAST * share * math.hypot(*m.lengths)) for m in self._moved]
-        peaks = [max(m.peaks[index], LEAST * max(m.peaks)) for m in self._moved]
+        lengths = [max(m.lengths[index], self._shares[index] * m.length) for m in self._moved]
+        peaks = [max(m.peaks[index], LEAST * m.peak) for m in self._moved]
         return LONGEST * max(lengths, default=0.0), HIGHEST * max(peaks, default=0.0)
 
 

@@ -1,5 +1,14 @@
 """How a vector is cut into fragments, and in which order a swap sends them: arithmetic on sizes."""
 
+MANY, DOUBLED_AT_MOST = 256, 2
+"""A vector of so many fragments or more has larger ones, four times at most: each costs the host of a GPU 2 to 4 ms,
+however large it is, and only two are applied in a round trip (rounds/swap.py)."""
+
+
+def per_fragment(elements: int, least: int) -> int:
+    """How many elements of a vector each fragment has, as both partners reckon it."""
+    return least << min(DOUBLED_AT_MOST, (elements // (MANY * least)).bit_length())
+
 
 def count(elements: int, per_fragment: int) -> int:
     """How many fragments a vector has: at least one, so that an empty vector still completes a swap."""

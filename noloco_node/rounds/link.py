@@ -41,8 +41,8 @@ HOLD_S = 0.25
 """A partner that sends nothing for so long waits for us: then one piece goes."""
 FIRST_BYTES = 1 << 10
 """Of a frame before a swap: an offer with a token has 180."""
-SMALL_BYTES = 32 << 10
-"""Of a frame that may go first: as large as what opens a fragment with lattice codes, twice."""
+SMALL_BYTES = 128 << 10
+"""Of a frame that may go first: twice what opens the largest fragment with lattice codes."""
 
 
 class Link:

@@ -15,8 +15,8 @@ PIECE_BYTES = 64 << 10
 ahead: with 128 kB that did not fit into a router's queue of 50 ms, and what was lost there came again. Eight nodes, 50
 Mbit/s, 100 M elements in 4 bits: 9.4 to 10.9 s with 128 kB, 9.5 to 10.7 with 64."""
 LARGE_PIECE_BYTES = 576 << 10
-"""A whole fragment at 4 bits, so that a quick link cuts none: pieces of 128 kB cost a tenth more CPU time a byte,
-in messages and copies. 18 s at the slowest rate, which a partner waits for."""
+"""A whole fragment of 2^20 elements at 4 bits, which a quick link does not cut: pieces of 128 kB cost a tenth more CPU
+time a byte, in messages and copies. 18 s at the slowest rate, which a partner waits for."""
 QUICK_S = 0.02
 """A link that carries a large piece in this time, on average, sends large ones: 236 Mbit/s. On a slower one each side
 would have sent its piece before the partner's has come, and wait (rounds/link.py): 50 M elements at 50 Mbit/s take 4.8
@@ -53,7 +53,7 @@ class Assembly:
             return piece
         if piece.more and len(piece.data) < self._least:  # each message costs 0.1 ms, however small it is
             raise PeerMisbehaved("bad_piece", f"{len(piece.data)} bytes, and more to come")
-        if not piece.data or len(self._whole) + len(piece.data) > wire.MAX_MESSAGE_BYTES:
+        if not piece.data or len(self._whole) + len(piece.data) > wire.MAX_FRAME_BYTES:
             raise PeerMisbehaved("bad_piece", f"{len(piece.data)} bytes after {len(self._whole)}")
         self._whole += piece.data
         if piece.more:

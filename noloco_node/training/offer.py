@@ -6,7 +6,7 @@ snapshot; only corrections change it, for the round's next partner.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -31,6 +31,7 @@ class CodecThread:
     """Codes and decodes fragments for all open offers."""
 
     def __init__(self, codec: Codec, post: Callable[[Command], None], fragment_elements: int) -> None:
+        """`fragment_elements`: at least."""
         self.codec = codec
         self.post = post
         self.fragment_elements = fragment_elements
@@ -99,10 +100,10 @@ class CodecThread:
 
         self._executor.submit(begin)
 
-    def bound(self, parameters: int, movement: Movement) -> None:
+    def bound(self, sizes: Sequence[int], movement: Movement) -> None:
         """What one swap may move follows from what the replica itself moves; at each boundary with an offer."""
         if self.bounds is None:
-            self.bounds = CorrectionBounds(fragments.sizes(parameters, self.fragment_elements))
+            self.bounds = CorrectionBounds(sizes)
         self.bounds.moved(movement)
 
     def close(self) -> None:
@@ -124,8 +125,10 @@ class Offer:
         """`movement`: the largest |βΔ| and ‖βΔ‖² of each block. `device`: where corrections are added, where that is
         not where u is."""
         self.round = round
-        self.fragments = fragments.count(len(u), codec_thread.fragment_elements)
-        self.correction_bytes = 4 * codec_thread.fragment_elements
+        self._elements = fragments.per_fragment(len(u), codec_thread.fragment_elements)
+        """Of a fragment."""
+        self.fragments = fragments.count(len(u), self._elements)
+        self.correction_bytes = 4 * self._elements
         self._thread = codec_thread
         self._u = u
         self._device = device or u.device
@@ -135,8 +138,8 @@ class Offer:
         """Those that are whole and not applied, and their exchanges."""
         self._applied: dict[bytes, dict[int, Packed]] = {}
         """By exchange, until it is judged."""
-        self._taken_back: list[tuple[int, Packed]] = []
-        """What u still holds, until its fragment is coded again."""
+        self._taken_back: dict[int, list[Packed]] = {}
+        """What u still holds, by fragments, until they are coded again."""
         self._exchange = b""
         self._stats = CodecStats()
         codec_thread.begin(round, self._device, lambda: self._begin(*movement))
@@ -176,7 +179,8 @@ class Offer:
     # ---- on the codec thread ----
     def _begin(self, peaks: Tensor, squares: Tensor) -> None:
         gpu.keep((self._u, peaks, squares))
-        self._thread.bound(len(self._u), Movement.of(peaks, squares, self._thread.fragment_elements // BLOCK))
+        sizes = fragments.sizes(len(self._u), self._elements)
+        self._thread.bound(sizes, Movement.of(peaks, squares, self._elements // BLOCK))
         (moved,) = gpu.to_host(peaks)  # waits: from here on, u can be read in host memory too
         self._moved = torch.from_numpy(moved)
 
@@ -234,19 +238,19 @@ class Offer:
     def _judged(self, exchange: bytes, taken_back: bool) -> None:
         """What was taken back is offered to nobody else."""
         applied = self._applied.pop(exchange, {})
-        self._taken_back += applied.items() if taken_back else ()
+        for index, kept in applied.items() if taken_back else ():
+            self._taken_back.setdefault(index, []).append(kept)
         if not self._applied:
             self._thread.answer_waiting(self.round)
 
     def _restore(self, index: int) -> None:
         """Before a fragment is coded. Not as soon as it is known: a conversation under way needs u as it was."""
         start, end = self._bounds(index)
-        for _, kept in [each for each in self._taken_back if each[0] == index]:
+        for kept in self._taken_back.pop(index, ()):
             self._u[start:end] -= kept.applied(self._u.device)
-        self._taken_back = [each for each in self._taken_back if each[0] != index]
 
     def _bounds(self, index: int) -> tuple[int, int]:
-        return fragments.bounds(index, len(self._u), self._thread.fragment_elements)
+        return fragments.bounds(index, len(self._u), self._elements)
 
 
 def _answer(settled: "Future[None]") -> None:

@@ -41,7 +41,7 @@ from noloco_node.training.replica import Replica, Saved, State, Trial
 from noloco_node.training.time_accounts import Spent, TimeAccounts
 
 FRAGMENT_ELEMENTS = 1 << 20
-"""4 MiB in fp32, half of gRPC's limit on a message; half a MiB at 4 bits. Larger ones would hold up an inner step."""
+"""At least (core/fragments.py): 4 MiB in fp32, half a MiB at 4 bits. Larger ones would hold up a small model's step."""
 JOIN_S = 10.0
 """How long the thread may take to end its inner step when it must stop."""
 LOOK_S = 0.1
@@ -383,7 +383,8 @@ class TrainingThread:
         replica.copies.waiting = lambda: self._times.on("checkpoint")
         replica.meanwhile = lambda: self._add_corrections(replica)
         replica.while_working(lambda: self._times.on("step"))
-        count = fragments.count(replica.parameters, self._fragment_elements)
+        size = fragments.per_fragment(replica.parameters, self._fragment_elements)
+        count = fragments.count(replica.parameters, size)
         state = (replica.parameters, replica.layout, count, replica.round, replica.device, replica.tokens)
         self._post(Ready(*state, replica.device_limit_bytes, memory.total_bytes(), replica.gpu_uuid))
         self._serve_until(replica, lambda: self._begun)

@@ -16,13 +16,14 @@ from noloco_node.wire import large_fragment, state_format
 from noloco_node.wire import peer_pb2 as pb
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""Of a frame, and of the answer of a peer that this node has called: a fragment of 1 Mi parameters in fp32 is half of
-it, as is a list of 64 runs."""
+"""Of the answer of a peer that this node has called: a list of 64 runs is half of it."""
+MAX_FRAME_BYTES = (16 << 20) + (1 << 10)
+"""Of a frame, which comes in pieces: a fragment of 4 Mi parameters in fp32."""
 MAX_REQUEST_BYTES = (1 << 20) + (4 << 10)
 """Of a message that a caller sends, which may be a stranger: the payload of a ping is the largest; a piece of a frame
 is smaller."""
 MAX_FRAGMENTS = 1 << 20
-"""2^40 parameters at the default cut: beyond any model, small enough to count in memory."""
+"""2^42 parameters: beyond any model, small enough to count in memory."""
 MAX_ROUND = 1 << 53
 """Whole numbers up to here survive JSON and doubles."""
 MAX_WAIT_S = 86_400.0

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,14 @@ def test_the_cuts_cover_every_element_once(elements: int, per_fragment: int) -> 
     cuts = [fragments.bounds(k, elements, per_fragment) for k in range(fragments.count(elements, per_fragment))]
     assert [i for start, end in cuts for i in range(start, end)] == list(range(elements))
     assert all(end - start <= per_fragment for start, end in cuts)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "elements"),
+    [(0, 20), (10**8, 20), (2**28 - 1, 20), (2**28, 21), (2**29 - 1, 21), (2**29, 22), (10**12, 22)],
+)
+def test_a_large_vector_has_larger_fragments(parameters: int, elements: int) -> None:
+    assert fragments.per_fragment(parameters, 1 << 20) == 1 << elements
 
 
 @given(st.integers(1, 500), st.binary(min_size=16, max_size=16))

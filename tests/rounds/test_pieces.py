@@ -44,7 +44,7 @@ def test_a_link_that_is_quick_on_average_sends_whole_fragments(seconds: float, l
         [wire.Piece(b"", True)],
         [wire.Piece(b"\xff" * 100, False)],
         [wire.Piece(wire.to_bytes(wire.Piece(b"abc", True)), False)],
-        [wire.Piece(b"x" * (4 << 20), True)] * 3,
+        [wire.Piece(b"x" * (4 << 20), True)] * 5,
     ],
 )
 def test_malformed_pieces_are_misbehaviour(pieces: list[wire.Piece]) -> None:

@@ -38,6 +38,10 @@ PHASE_S = 60.0
 _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
+def _fragments(parameters: int) -> int:
+    return fragments.count(parameters, fragments.per_fragment(parameters, FRAGMENT_ELEMENTS))
+
+
 class Weights:
     """What a training thread does with corrections: adds them, one after the other."""
 
@@ -45,7 +49,7 @@ class Weights:
         self.vector = torch.empty(parameters)
         self.added = 0
         self.all_added = asyncio.Event()
-        self._expected = fragments.count(parameters, FRAGMENT_ELEMENTS)
+        self._expected = _fragments(parameters)
         self._loop = asyncio.get_running_loop()
         self._corrections: queue.SimpleQueue[Command] = queue.SimpleQueue()
         threading.Thread(target=self._add, daemon=True).start()
@@ -127,7 +131,7 @@ class Member:
         self._worker = worker
         rehearse(variant, torch.device("cpu"))
         self._node = Node()
-        address = await self._node.open(host, fragments.count(params, FRAGMENT_ELEMENTS))
+        address = await self._node.open(host, _fragments(params))
         self._weights = Weights(params)
         self._codec = CodecThread(codec(variant), self._weights.post, FRAGMENT_ELEMENTS)
         self._u = torch.empty(params)

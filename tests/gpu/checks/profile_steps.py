@@ -21,6 +21,7 @@ from checks.threads import swap
 
 from noloco_node.core import gpu, outer
 from noloco_node.core.codecs.by_name import codec
+from noloco_node.core.fragments import per_fragment
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
 from noloco_node.training.build import build_replica
@@ -71,13 +72,14 @@ def where_the_time_of_a_round_goes(place: Place) -> Seen:
     """The snapshot, the local step, and corrections of every fragment; in pieces of several sizes."""
     inner = _replica(place, 1)
     inner.step()
-    c = torch.full((FRAGMENT_ELEMENTS,), 1e-7, device=place.device)
+    fragment = per_fragment(inner.parameters, FRAGMENT_ELEMENTS)
+    c = torch.full((fragment,), 1e-7, device=place.device)
 
     def round_() -> None:
         inner.snapshot()
         inner.slow.movement()
         inner.boundary()
-        for start in range(0, inner.parameters, FRAGMENT_ELEMENTS):
+        for start in range(0, inner.parameters, fragment):
             inner.slow.apply(start, c[: inner.parameters - start], inner.round)
 
     found = {}
