@@ -4,11 +4,12 @@
         model.safetensors   fast weights under the model's own parameter names: other tools read it as it is
         outer.safetensors   slow weights and outer momentum, flat
         inner.pt            optimizer, data position, random state; read with weights_only=True, so it runs no code
-        state.json          run, layout, round, step, losses, and size and SHA-256 of the three; written last
+        state.json          run, layout, round, step, losses, their data, size and SHA-256 of the three; written last
 
 A checkpoint is written under a temporary name, every file and directory is synced, then it is renamed: it is complete
-or absent. The newest one that verifies is loaded, unless its loss is clearly worse than that of another. Whether its
-values are a replica's is for checkpoints/saved_state.py. One process at a time uses a directory, by the home's lock.
+or absent. The newest one that verifies is loaded, unless its loss is clearly worse than that of another on the same
+data. Whether its values are a replica's is for checkpoints/saved_state.py. One process at a time uses a directory, by
+the home's lock.
 """
 
 import errno
@@ -65,6 +66,8 @@ class Saveable(Protocol):
     def eval_loss(self) -> float | None: ...
     @property
     def loss(self) -> float | None: ...
+    @property
+    def measured_on(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,8 @@ class Found:
 
 
 Use = Callable[[Checkpoint], None]
+Measured = tuple[str | None, tuple[float | None, float | None]]
+"""Which data it was, and the losses on what of it is held out, and in training, as far as they are known."""
 
 
 def any_values(_: Checkpoint) -> None:
@@ -146,7 +151,7 @@ def _write_all(into: Path, state: Saveable, run_id: str, layout: bytes) -> None:
         INNER: _write(into / INNER, lambda file: torch.save(dict(state.inner), file)),
     }
     which = {"schema": SCHEMA, "run_id": run_id, "layout": layout.hex()}
-    losses = {"eval_loss": state.eval_loss, "loss": state.loss}
+    losses = {"eval_loss": state.eval_loss, "loss": state.loss, "measured_on": state.measured_on}
     about = {**which, "round": state.round, "step": state.step, **losses, "files": files}
     _write(into / STATE, lambda file: file.write(json.dumps(about, indent=1).encode()))
     atomic_files.sync(into)
@@ -230,7 +235,8 @@ def newest(  # noqa: PLR0913
     margin: float = math.inf,
 ) -> Found:
     """The newest checkpoint that verifies and that `use` takes, unless a loss that it was taken at is worse than the
-    best of the others by more than `margin`, a share. Raises Incompatible where it is of another run or layout.
+    best of the others on the same data by more than `margin`, a share. Raises Incompatible where it is of another run
+    or layout.
 
     `use` raises ValueError where the values are no replica's. It may raise Incompatible: that is raised here where no
     older checkpoint can be used either. `parameters`: of the model; files far larger than its own are not read."""
@@ -279,29 +285,29 @@ def _first_good(
     return loaded, tuple(f"checkpoint {path.name} is skipped: {faults[path]}" for path in paths if path in faults)
 
 
-def _unharmed(paths: Sequence[Path], losses: Mapping[Path, tuple[float | None, ...]], margin: float) -> Path:
-    """The first whose losses are not clearly worse than the best of each kind. One without a loss may be good."""
-    kinds = list(zip(*(losses[path] for path in paths), strict=True))
-    best = [
-        min((loss for loss in kind if loss is not None and math.isfinite(loss)), default=math.inf) for kind in kinds
-    ]
+def _unharmed(paths: Sequence[Path], losses: Mapping[Path, Measured], margin: float) -> Path:
+    """The first whose losses are not clearly worse than the best of each kind. One without a loss may be good, and so
+    may one whose losses no other's can be compared with, as those from before the volunteer named other data, or from
+    a version that did not write which data it was."""
 
     def harmed(path: Path) -> bool:
-        return any(
-            loss is not None and not loss <= good + margin * abs(good) + _WORSE_AT_LEAST
-            for loss, good in zip(losses[path], best, strict=True)
-        )
+        data, own = losses[path]
+        alike = zip(*(others for where, others in map(losses.__getitem__, paths) if where == data), strict=True)
+        return any(loss is not None and not loss <= most for loss, most in zip(own, map(tolerable, alike), strict=True))
+
+    def tolerable(kind: Sequence[float | None]) -> float:
+        good = min((loss for loss in kind if loss is not None and math.isfinite(loss)), default=math.inf)
+        return good + margin * abs(good) + _WORSE_AT_LEAST
 
     return next((path for path in paths if not harmed(path)), paths[0])
 
 
-def _losses(path: Path) -> tuple[float | None, ...]:
-    """On held-out data and in training, as far as they are known."""
+def _losses(path: Path) -> Measured:
     try:
         found = listing.about(path)
     except Damaged:
-        return None, None
-    return found.eval_loss, found.loss
+        return None, (None, None)
+    return found.measured_on, (found.eval_loss, found.loss)
 
 
 def _load_slow(path: Path, run_id: str, layout: bytes) -> SlowWeights:

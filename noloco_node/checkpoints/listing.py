@@ -32,6 +32,8 @@ class About:
     step: int
     eval_loss: float | None
     loss: float | None
+    measured_on: str | None
+    """Of which data the losses are; None: not known."""
     files: Mapping[str, tuple[str, int]]
     """SHA-256 and size of each."""
 
@@ -43,10 +45,12 @@ def about(path: Path) -> About:
             found = json.loads(file.read(_MAX_STATE_BYTES))
         wanted = {"run_id": str, "layout": str, "round": int, "step": int}
         is_right = all(type(found[key]) is kind for key, kind in wanted.items()) and found["schema"] == SCHEMA
+        measured_on = found.get("measured_on")
+        is_right &= isinstance(measured_on, str | None)
         if is_right and min(found["round"], found["step"]) >= 0:
             files = {name: (str(found["files"][name]["sha256"]), int(found["files"][name]["bytes"])) for name in FILES}
             about = {key: found[key] for key in wanted} | {key: _loss(found, key) for key in ("eval_loss", "loss")}
-            return About(**about, files=files)
+            return About(**about, measured_on=measured_on, files=files)
     except FileNotFoundError:
         raise Damaged(f"it has no {STATE}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):

@@ -45,7 +45,7 @@ from noloco_node.stages.window import Window
 from noloco_node.training import memory_budget
 from noloco_node.training.inner.gradients import Gradients, NotMeasured, split
 from noloco_node.training.inner.optimizer import Optimizer
-from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, Sized, Task
+from noloco_node.training.task import Batch, Closable, Comparable, ExampleStream, Patient, Sized, Task
 
 DEADLINE_S = 20.0
 """For a micro-batch, from its activations to the gradient at them."""
@@ -104,7 +104,7 @@ class StageTask:
         in_flight: int | None = None,
     ) -> None:
         """`in_flight`: micro-batches under way at once; None: found by trying."""
-        self.part, self.at, self.link, self.letters = part, at, link, letters
+        self.part, self.at, self.link, self.letters, self._whole = part, at, link, letters, whole
         self.window = Window(in_flight or 2 * at.stages, fixed=in_flight is not None)
         self.counts = Counts()
         self.tokens_per_example = whole.tokens_per_example
@@ -138,6 +138,10 @@ class StageTask:
 
     def evaluate(self, module: nn.Module, examples: int) -> float:
         raise NotImplementedError("a stage alone has no loss")
+
+    def held_out_digest(self) -> str | None:
+        """Of the first stage; what a later one measures on comes from its callers."""
+        return self._whole.held_out_digest() if self.at.first and isinstance(self._whole, Comparable) else None
 
     def advance(self, within_s: float) -> bool:
         """Work at micro-batches, for so long at most; whether a step's are through."""

@@ -4,6 +4,7 @@
 optimizers or peers.
 """
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,6 +77,9 @@ class Language:
             (windows,) = device_batch((batch,), module)
             total += float(model.next_token_loss(module, windows, "none").cpu().double().sum())
         return total / self.held_out[:, 1:].numel()
+
+    def held_out_digest(self) -> str:
+        return hashlib.sha256(self.held_out.numpy().tobytes()).hexdigest()[:16]
 
     def sample(self, module: nn.Module) -> Iterator[str]:
         """With the same seed each time: the texts of two replicas, and of two rounds, can be compared."""

@@ -41,6 +41,7 @@ from noloco_node.training.slow_weights import SlowWeights, first_nonfinite, piec
 from noloco_node.training.task import (
     Batch,
     Closable,
+    Comparable,
     Counted,
     Driven,
     ExampleStream,
@@ -82,6 +83,8 @@ class State:
     """Of the last evaluation of these weights or of those that they came from; None: not known."""
     loss: float | None = None
     """Of the last steps, on average. It shows what harmed the weights since the evaluation."""
+    measured_on: str | None = None
+    """Of which data they are; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +176,7 @@ class Replica:
         """Of the last steps that were not skipped, of these weights."""
         self._eval_loss: float | None = None
         """Of the last evaluation, of these weights."""
+        self._measured_on = task.held_out_digest() if isinstance(task, Comparable) else None
         self._warm_up_left = 0
         """Steps of a fresh AdamW that still have a lower learning rate."""
         self._own_examples: Batch | None = None
@@ -477,6 +481,7 @@ class Replica:
             },
             self._eval_loss,
             fmean(self._losses) if self._losses else None,
+            self._measured_on,
         )
         flat = ((now[place][name], into) for place, of_one in moments.items() for name, into in of_one.items())
         pairs = [Pair(source, into, file) for source, into in flat]

@@ -89,6 +89,14 @@ class Sized(Protocol):
 
 
 @runtime_checkable
+class Comparable(Protocol):
+    """A task that knows which data a volunteer named: losses on other data are not compared. Others need no digest."""
+
+    def held_out_digest(self) -> str | None:
+        """The same for the same held-out data; None where it is not known."""
+
+
+@runtime_checkable
 class Sequential(Protocol):
     """A task whose examples are sequences of tokens. Others need no `prefix`."""
 

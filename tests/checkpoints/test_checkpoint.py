@@ -30,6 +30,7 @@ class Replica:
     inner: dict[str, Any] = field(default_factory=lambda: {"position": [1, 7], "moments": {0: torch.randn(22)}})
     eval_loss: float | None = None
     loss: float | None = None
+    measured_on: str | None = None
 
 
 def loaded(directory: Path) -> Checkpoint:

@@ -32,6 +32,7 @@ class Replica:
     inner: dict[str, Any] = field(default_factory=dict)
     eval_loss: float | None = None
     loss: float | None = None
+    measured_on: str | None = None
 
 
 def room(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
@@ -130,11 +131,13 @@ def test_status_says_where_it_resumed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert f"{resumed} · a checkpoint takes 20.0 MB, 3.0 GB left on the disk\n" in out.getvalue()
 
 
-def used(tmp_path: Path, losses: Sequence[tuple[float | None, float | None]]) -> tuple[int, int]:
+def used(
+    tmp_path: Path, losses: Sequence[tuple[float | None, float | None]], data: Sequence[str | None] = (None, None, None)
+) -> tuple[int, int]:
     """Of checkpoints that were taken at these losses, on held-out data and in training: the step at which a start
     resumes, and the step to which a roll-back goes."""
-    for number, (eval_loss, loss) in enumerate(losses, start=1):
-        checkpoint.save(tmp_path, Replica(number, 10 * number, eval_loss=eval_loss, loss=loss), RUN, LAYOUT)
+    for number, ((eval_loss, loss), on) in enumerate(zip(losses, data, strict=True), start=1):
+        checkpoint.save(tmp_path, Replica(number, 10 * number, {}, {}, {}, eval_loss, loss, on), RUN, LAYOUT)
     keeper = CheckpointKeeper(tmp_path, RUN)
     start, back = keeper.resume(LAYOUT), keeper.last_good(LAYOUT)
     assert start and back
@@ -168,6 +171,23 @@ def test_the_newest_that_was_not_harmed(
     assert used(tmp_path, losses) == (resumes_at, rolls_back_to)
 
 
+@pytest.mark.parametrize(
+    ("data", "resumes_at", "rolls_back_to"),
+    [
+        (["a", "a", "a"], 20, 20),
+        (["a", "a", "b"], 30, 30),  # as after `--data` named another language
+        (["a", "b", "b"], 20, 20),  # harmed since then
+        (["b", "a", "b"], 20, 20),  # the newest of those that no other shows to be worse
+        ([None, None, "b"], 30, 30),  # an older version did not write it
+        ([None, None, None], 20, 20),
+    ],
+)
+def test_losses_on_other_data_are_not_compared(
+    tmp_path: Path, data: list[str | None], resumes_at: int, rolls_back_to: int
+) -> None:
+    assert used(tmp_path, [(1.5, 1.4), (1.5, 1.4), (5.5, 5.5)], data) == (resumes_at, rolls_back_to)
+
+
 def test_a_harmed_one_is_named_and_used_where_the_others_cannot_be_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -182,7 +202,7 @@ def test_a_harmed_one_is_named_and_used_where_the_others_cannot_be_read(
 def test_one_without_losses_is_read_as_before(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, Replica(), RUN, LAYOUT)
     about = json.loads((tmp_path / "70" / "state.json").read_text())
-    del about["loss"], about["eval_loss"]
+    del about["loss"], about["eval_loss"], about["measured_on"]
     (tmp_path / "70" / "state.json").write_text(json.dumps(about))
     found = CheckpointKeeper(tmp_path, RUN).resume(LAYOUT)
     assert found and found.step == 70

@@ -203,6 +203,7 @@ ABOUT: list[dict[str, Any]] = [
     {"eval_loss": []},
     {"loss": {}},
     {"loss": 10**400},
+    {"measured_on": 7},
 ]
 
 

@@ -265,6 +265,7 @@ STATE = {
     "step": 30,
     "loss": 2.5,
     "eval_loss": None,
+    "measured_on": 16 * "d",
     "files": {name: {"sha256": "c" * 64, "bytes": 9} for name in listing.FILES},
 }
 NODE_TOML = f'''

@@ -185,6 +185,7 @@ def test_who_evaluates_measures_with_what_the_first_stage_sent_last() -> None:
     plain.module.load_state_dict(whole(run, nodes).state_dict())
     assert first == pytest.approx(plain.evaluate(), abs=1e-5)
     assert nodes[1].replica.evaluate() == pytest.approx(first, abs=1e-6)
+    assert [node.replica.state().measured_on for node in nodes] == [plain.state().measured_on, None], "whose data it is"
 
 
 def test_a_stage_that_has_done_its_work_answers_without_learning() -> None:

@@ -271,6 +271,10 @@ def test_a_state_knows_the_losses_it_was_taken_at() -> None:
     assert (saved.eval_loss, saved.loss) == (seen, pytest.approx(sum(losses[-LOSSES:]) / LOSSES))
     replica.restore(saved)
     assert (replica.state().eval_loss, replica.state().loss) == (None, None), "they were those of other weights"
+    own, other = small_text(), small_text()
+    other.held_out[7] ^= 1
+    again, elsewhere = (build_replica(small_run(), "b", device="cpu", threads=1, corpus=text) for text in (own, other))
+    assert saved.measured_on == again.state().measured_on != elsewhere.state().measured_on
 
 
 def test_a_saved_state_is_a_copy() -> None:
