@@ -1,5 +1,5 @@
 """This machine: one frozen NodeConfig, resolved once: flag > environment (`NOLOCO_*`) > node.toml > what was given last
-time > default. What was given last time (host/remembered.py) counts only for `join` without an address.
+time > default. What was given last time (host/remembered.py) counts for `join` only. `none` stands for the default.
 
 The only module that knows the names of environment variables; it gets the environment as an argument. By hand rather
 than with pydantic-settings: importing pydantic takes 0.1 s, as long as all else that `--help` and `status` import, and
@@ -255,6 +255,7 @@ class NodeConfig:
 _PARSERS: dict[str, Callable[[object], Any]] = {
     f.name: f.metadata["parse"] for f in fields(NodeConfig) if "parse" in f.metadata
 }
+_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(NodeConfig)}
 
 
 def default_home(environ: Mapping[str, str]) -> Path:
@@ -404,6 +405,8 @@ def _read(source: Mapping[str, object], spelled: Callable[[str], str], where: st
 
 
 def _parsed(key: str, value: object, where: str) -> object:
+    if value in ("none", ["none"]):  # the one way to take back what is remembered
+        return _DEFAULTS[key]
     try:
         return _PARSERS[key](value)
     except ValueError as error:

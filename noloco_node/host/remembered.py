@@ -1,4 +1,4 @@
-"""What `start` and `join` were given last time: one small JSON file in the home, with which `join` alone goes on.
+"""What `start` and `join` were given last time: one small JSON file in the home, with which `join` goes on.
 
 It holds flags as they were typed, with the run's id and author as they were found. No secret is among the settings.
 What is valid is decided where all settings are read, in host/config.py; a damaged file is set aside.
@@ -11,8 +11,9 @@ from pathlib import Path
 from noloco_node.base import atomic_files
 from noloco_node.host.home import Home
 
-_OF_ONE_RUN = ("trust", "token", "data", "encoding", "tokenizer", "weights", "stage")
-"""Not passed on to another run: its author is another one, and so may be whom these files are for."""
+_OF_ONE_RUN = ("run", "trust", "token", "data", "encoding", "tokenizer", "weights", "stage")
+"""Not passed on to another run: its author is another one, and so may be whom these files are for. The rest is about
+this machine, and what its volunteer allows: a limit holds until another one is given, whichever the run."""
 _ONCE = ("rounds", "linger")
 """They are about the one time that they were given."""
 _PORT = "port"
@@ -38,10 +39,9 @@ def port(home: Home) -> int:
 
 
 def fitting(kept: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
-    """What of it counts beside the settings from everywhere else: nothing where an address is given."""
-    if given.get("bootstrap"):
-        return {}
-    other = not str(kept.get("run", "")).startswith(str(given.get("run", "")))
+    """What of it counts beside the settings from everywhere else. An address alone may lead to another run."""
+    run = given.get("run") or ("another" if given.get("bootstrap") else "")
+    other = not str(kept.get("run", "")).startswith(str(run))
     return {key: value for key, value in kept.items() if not (other and key in _OF_ONE_RUN)}
 
 

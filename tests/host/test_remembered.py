@@ -1,4 +1,4 @@
-"""What was given last time: kept in the home, and used where `join` is given no address."""
+"""What was given last time: kept in the home, and used by `join`."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,8 @@ from noloco_node.errors import UsageError
 from noloco_node.host import config, remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
+from noloco_node.run import invitation
+from noloco_node.run.invitation import Invitation
 
 PEER = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 ADDRESS = f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER}"
@@ -62,11 +64,28 @@ def test_flag_beats_environment_beats_node_toml_beats_remembered(home: Home) -> 
     assert (found.threads, found.device, str(found.hours), found.max_upload) == (4, "cuda:3", "02:00-03:00", 5e6)
 
 
-def test_with_an_address_nothing_is_remembered(home: Home) -> None:
+def test_limits_hold_when_the_invitation_is_typed_again(home: Home) -> None:
+    remembered.keep(home, GIVEN, RUN, PEER)
+    again = invitation.write(Invitation((parse(ADDRESS),), RUN, PEER))
+    for found in (load(home, invitation=again, threads="2"), load(home, {"NOLOCO_INVITATION": again}, threads="2")):
+        assert (found.max_upload, found.threads, len(found.data)) == (5e6, 2, 1)
+        assert RUN.startswith(str(found.run)) and found.given["data"], "and are kept for the next time"
+
+
+def test_an_address_alone_may_lead_to_another_run(home: Home) -> None:
     remembered.keep(home, GIVEN, RUN, PEER)
     other = ADDRESS.replace("203.0.113.7", "203.0.113.8")
     for found in (load(home, bootstrap=[other]), load(home, {"NOLOCO_BOOTSTRAP": other})):
-        assert (found.run, found.data, found.max_upload) == (None, (), None)
+        assert (found.run, found.trust, found.data, found.max_upload) == (None, None, (), 5e6)
+        assert found.bootstrap == (parse(other),)
+
+
+def test_none_takes_back_what_is_remembered(home: Home) -> None:
+    remembered.keep(home, {**GIVEN, "web": "127.0.0.1:8090", "announce": [ADDRESS]}, RUN, PEER)
+    second = load(home, max_upload="none", announce=["none"])
+    assert (second.max_upload, second.announce, second.web) == (None, (), "127.0.0.1:8090")
+    remembered.keep(home, second.given, RUN, PEER)
+    assert load(home).max_upload is None
 
 
 def test_another_run_gets_none_of_the_files_that_were_for_this_one(home: Home) -> None:
