@@ -44,10 +44,10 @@ def shown(value: object) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`did you mean steps?`, or the list of all where none is similar."""
+    """`did you mean steps?`: those that begin so, or one that is similar; the list of all where there is none."""
     known = sorted(known)
-    close = get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"it may be {listed(known)}"
+    close = [each for each in known if each.startswith(word)] or get_close_matches(word, known, n=1)
+    return f"did you mean {listed(close)}?" if close else f"it may be {listed(known)}"
 
 
 def listed(words: Sequence[str]) -> str:

@@ -6,7 +6,7 @@
 import argparse
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from noloco_node.errors import UsageError
 
@@ -34,6 +34,19 @@ def whole_number(text: str, flag: str, most: int, least: int = 1) -> int:
 
 def print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=2))
+
+
+# ---- verbs ----
+Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
+
+
+def verb(among: Verbs, name: str, about: str, example: str, description: str = "") -> argparse.ArgumentParser:
+    """A verb, or a word after one, as `bench codec`. `example`: the words after it."""
+    made: argparse.ArgumentParser = among.add_parser(
+        name, help=about, description=description or f"{about[0].upper()}{about[1:]}."
+    )
+    made.epilog = f"example:\n  {made.prog} {example}".rstrip()
+    return made
 
 
 # ---- options of several verbs ----
@@ -115,7 +128,7 @@ def revoke(parser: argparse.ArgumentParser) -> None:
 
 def run(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(title="what to do", dest="what", metavar="amend", required=True)
-    amend = what.add_parser("amend", help="sign a change that every node follows")
+    amend = verb(what, "amend", "sign a change that every node follows", "my-run --rounds 200")
     amend.add_argument("run", metavar="RUN", help="its name or id, as `noloco-node runs` prints them")
     amend.add_argument("--end-now", action="store_true", help="end it with the phase under way")
     amend.add_argument("--rounds", metavar="N", help="give it so many rounds, more than it has")
@@ -185,7 +198,8 @@ def _how_to_train(parser: argparse.ArgumentParser) -> None:
         "--moments", metavar="KIND", help="AdamW's moments: fp32, or 8bit to save GPU memory (default: fp32)"
     )
     on.add_argument("--gpu-memory-fraction", metavar="X", help="use at most this share of the GPU's memory, as 0.5")
-    on.add_argument("--compile", action="store_const", const=True, help="use torch.compile: slow start, faster steps")
+    flag = argparse.BooleanOptionalAction
+    on.add_argument("--compile", action=flag, help="use torch.compile: slow start, faster steps (default: no)")
     again = "recompute activations: a third more work, less memory (default: as the run says)"
     on.add_argument("--checkpoint-activations", metavar="yes|no", help=again)
 

@@ -1,14 +1,16 @@
 """The verbs: their help, their options, and the function of each, whose module is imported only when it is called."""
 
 import argparse
+import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from noloco_node.base.validation import did_you_mean
+from noloco_node.base.validation import did_you_mean, listed, shown
 from noloco_node.cli import options
 from noloco_node.errors import UsageError
 from noloco_node.version import PROTOCOL, VERSION
@@ -37,6 +39,10 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, "formatter_class": _Help, **kwargs})
         self._negative_number_matcher = _NEGATIVE  # `--max-upload -5MB` has a wrong value, and does not lack one
 
+    def format_help(self) -> str:
+        self.usage = " ".join([self.prog, *filter(None, map(_in_usage, self._actions)), "[options]"])
+        return super().format_help()
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}: see `{self.prog} --help`")
 
@@ -47,10 +53,25 @@ class _Parser(argparse.ArgumentParser):
             raise UsageError(f"{verb} does not know {value!r}, {did_you_mean(value, action.choices)}")
         super()._check_value(action, value)
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """A number that is none, for every option that has `type=int` or `type=float`."""
+        with suppress(argparse.ArgumentError):
+            value = super()._get_value(action, arg_string)
+            if not isinstance(value, float) or math.isfinite(value):
+                return value
+        kind = "a whole number" if action.type is int else "a number"
+        raise UsageError(f"{action.option_strings[-1]} must be {kind}, not {shown(arg_string)}")
+
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"max_help_position": 30, **kwargs})
+
+    def _format_action(self, action: argparse.Action) -> str:
+        """Second words like verbs, without a line above them that has their placeholder alone."""
+        if isinstance(action, argparse._SubParsersAction):
+            return "".join(map(self._format_action, action._choices_actions))
+        return super()._format_action(action)
 
 
 _INVITATION = "nn1SckV2vaSQ..."
@@ -79,9 +100,12 @@ def parse(args: Sequence[str]) -> tuple[Function, argparse.Namespace]:
         raise UsageError(f"the verb comes first, before {name!r}: see `noloco-node --help`")
     parser, made = _parser(name)
     flags = _flags(made)
-    typed = [word.partition("=")[0] for word in takewhile("--".__ne__, args[1:]) if word.startswith("--")]
-    if mistyped := [flag for flag in typed if flag not in flags]:  # before its value is taken for something else
-        raise UsageError(f"{name} does not know {mistyped[0]!r}, {did_you_mean(mistyped[0], flags)}")
+    for word in takewhile("--".__ne__, args[1:]):
+        flag, has_value, value = word.partition("=")
+        if flag.startswith("--") and flag not in flags:  # before its value is taken for something else
+            raise UsageError(f"{name} does not know {flag!r}, {did_you_mean(flag, flags)}")
+        if flag in flags and has_value and flags[flag].nargs == 0:
+            raise UsageError(f"{flag} takes no value, not {shown(value)}: type {listed(flags[flag].option_strings)}")
     given, unknown = parser.parse_known_args(args)
     if unknown:
         raise UsageError(f"{name} does not know {unknown[0]!r}, see `noloco-node {name} --help`")
@@ -89,11 +113,12 @@ def parse(args: Sequence[str]) -> tuple[Function, argparse.Namespace]:
     return getattr(import_module(f"noloco_node.cli.{module}"), function), given
 
 
-def _flags(parser: argparse.ArgumentParser) -> list[str]:
-    found = [flag for action in parser._actions for flag in action.option_strings]
+def _flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    found = {flag: action for action in parser._actions for flag in action.option_strings}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            found += [flag for second in action.choices.values() for flag in _flags(second)]
+            for second in action.choices.values():
+                found |= _flags(second)
     return found
 
 
@@ -126,23 +151,19 @@ def _parser(name: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser
     ]
     parser = _Parser(
         prog="noloco-node",
-        usage="noloco-node <verb> [options]",
         description=_ABOUT,
         epilog="\n".join([*listed, "`noloco-node <verb> --help` shows its options and an example."]),
     )
     parser.add_argument(
         "--version", action="version", version=f"noloco-node {VERSION} (protocol {PROTOCOL})", help="show the version"
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, help=argparse.SUPPRESS, parser_class=_Parser)
+    verbs = parser.add_subparsers(
+        prog=parser.prog, dest="verb", metavar="<verb>", required=True, help=argparse.SUPPRESS
+    )
     made: argparse.ArgumentParser = parser
     if verb := _VERBS.get(name):
-        description, example = (
-            f"{verb.help[0].upper()}{verb.help[1:]}.",
-            f"example:\n  noloco-node {name} {verb.example}".rstrip(),
-        )
-        made = verbs.add_parser(name, prog=f"noloco-node {name}", description=description, epilog=example)
+        made = options.verb(verbs, name, verb.help, verb.example)
         verb.options(made)
-        made.usage = " ".join([made.prog, *filter(None, map(_in_usage, made._actions)), "[options]"])
     return parser, made
 
 

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from noloco_node.cli.options import as_json, print_json
+from noloco_node.cli.options import as_json, print_json, verb
 from noloco_node.errors import UsageError
 from noloco_node.views.documents import plain
 
@@ -26,7 +26,8 @@ LARGEST_SIGMA = 5
 def options(parser: argparse.ArgumentParser) -> None:
     _training(parser)
     what = parser.add_subparsers(title="without training", dest="what", metavar="network")
-    network = what.add_parser("network", help="model the time, idling and bytes of each method, in virtual time")
+    about = "model the time, idling and bytes of each method, in virtual time"
+    network = verb(what, "network", about, "--latency 0.1 --bandwidth 50")
     _network(network)
 
 

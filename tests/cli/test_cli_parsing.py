@@ -74,12 +74,15 @@ def test_torch_allocates_in_segments_that_grow_unless_the_user_says_otherwise(gi
     )
 
 
-@pytest.mark.parametrize("verb", parser._VERBS)
+@pytest.mark.parametrize(
+    "verb", [*parser._VERBS, *(f"{verb.name} {second.name}" for verb in parser.verbs() for second in verb.verbs)]
+)
 def test_every_verb_has_help_with_an_example(verb, capsys):
-    assert main([verb, "--help"]) == 0
+    assert main([*verb.split(), "--help"]) == 0
     shown = capsys.readouterr().out
     assert f"usage: noloco-node {verb}" in shown
     assert f"example:\n  noloco-node {verb}" in shown
+    assert re.search(r"^usage: .*\[options\]\n\n[A-Z].*\.\n", shown, re.DOTALL), "one line, then what it does"
     assert all(len(line) <= 80 for line in shown.splitlines())
 
 
@@ -138,6 +141,13 @@ def test_what_shows_something_has_json(verb, capsys):
         (["simulate", "--roundz", "3"], "simulate does not know '--roundz', did you mean --rounds?"),
         (["simulate", "network", "--sizez", "3"], "simulate does not know '--sizez', did you mean --sizes?"),
         (["bench", "codex"], "bench does not know 'codex', did you mean codec?"),
+        (["bench", "trai"], "bench does not know 'trai', did you mean train or training?"),
+        (["stat"], "there is no verb 'stat', did you mean status?"),
+        (["start", "run.toml", "--compile=no"], "--compile takes no value, not 'no': type --compile or --no-compile"),
+        (["logs", "-f=yes"], "-f takes no value, not 'yes': type -f or --follow"),
+        (["sample", "x", "--tokens", "many"], "--tokens must be a whole number, not 'many'"),
+        (["bench", "codec", "--params", "1.5"], "--params must be a whole number, not '1.5'"),
+        (["bench", "train", "--goal", "nan"], "--goal must be a number, not 'nan'"),
         (["start"], "required: run.toml"),
         (["start", "/nowhere/run.toml"], "/nowhere/run.toml does not exist: write one with `noloco-node init"),
         (["join"], "join needs an invitation"),

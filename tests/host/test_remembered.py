@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from noloco_node.base.addresses import parse
+from noloco_node.cli import parser
 from noloco_node.errors import UsageError
 from noloco_node.host import config, remembered
 from noloco_node.host.config import NodeConfig
@@ -86,6 +87,12 @@ def test_none_takes_back_what_is_remembered(home: Home) -> None:
     assert (second.max_upload, second.announce, second.web) == (None, (), "127.0.0.1:8090")
     remembered.keep(home, second.given, RUN, PEER)
     assert load(home).max_upload is None
+
+
+def test_what_is_on_or_off_can_be_taken_back(home: Home) -> None:
+    _, given = parser.parse(["join", "--no-compile"])
+    remembered.keep(home, {"compile": True}, RUN, PEER)
+    assert load(home).compile and not load(home, compile=given.compile).compile
 
 
 def test_another_run_gets_none_of_the_files_that_were_for_this_one(home: Home) -> None:

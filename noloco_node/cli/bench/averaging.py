@@ -2,8 +2,8 @@
 
 import argparse
 
-from noloco_node.cli.bench.output import Cells, Verbs, check_plot, finish, names, numbers, shared
-from noloco_node.cli.options import whole_number
+from noloco_node.cli.bench.output import Cells, check_plot, finish, names, numbers, shared
+from noloco_node.cli.options import Verbs, verb, whole_number
 
 ABOUT = """\
 Rounds of N peers that find one another themselves, without training: ours,
@@ -17,7 +17,7 @@ hivemind's, and ten minutes on two cores; `--quick` takes one.
 
 def options(what: Verbs) -> None:
     text = "rounds of peers that find one another, beside hivemind's"
-    parser = what.add_parser("averaging", help=text, description=ABOUT)
+    parser = verb(what, "averaging", text, "--quick", ABOUT)
     add = parser.add_argument
     add("--n", metavar="LIST", default="16", help="peers (default: 16)")
     add("--rounds", metavar="N", default="5", help="of each peer (default: 5)")

@@ -2,8 +2,8 @@
 
 import argparse
 
-from noloco_node.cli.bench.output import Cells, Verbs, check_plot, finish, shared
-from noloco_node.cli.options import whole_number
+from noloco_node.cli.bench.output import Cells, check_plot, finish, shared
+from noloco_node.cli.options import Verbs, verb, whole_number
 
 ABOUT = """\
 How fast two processes on this machine swap bytes, both ways at once: by a
@@ -16,7 +16,7 @@ SIZE, QUICK_SIZE = 512, 64
 
 
 def options(what: Verbs) -> None:
-    parser = what.add_parser("exchange", help="the exchange path beside its layers, on loopback", description=ABOUT)
+    parser = verb(what, "exchange", "the exchange path beside its layers, on loopback", "--quick", ABOUT)
     add = parser.add_argument
     add("--mib", metavar="N", help=f"what each end sends (default: {SIZE})")
     add("--repeats", metavar="N", default="5", help="timed turns (default: 5)")

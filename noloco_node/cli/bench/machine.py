@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from noloco_node.base.validation import listed
-from noloco_node.cli.bench.output import SCHEMA, Verbs, names
-from noloco_node.cli.options import as_json, print_json
+from noloco_node.cli.bench.output import SCHEMA, names
+from noloco_node.cli.options import Verbs, as_json, print_json, verb
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ PARAMS, QUICK_PARAMS = 100_000_000, 10_000_000
 
 
 def options(what: Verbs) -> None:
-    training = what.add_parser("training", help="the training loop beside a plain PyTorch loop")
+    training = verb(what, "training", "the training loop beside a plain PyTorch loop", "--model 125m --device cuda")
     add = training.add_argument
     add("--model", metavar="PRESET", default="tiny", help="as in a run.toml, for example 125m (default: tiny)")
     add("--steps", metavar="N", type=int, default=50, help="timed steps (default: 50)")
@@ -27,7 +27,7 @@ def options(what: Verbs) -> None:
     add("--device", metavar="DEVICE", default="auto", help="cpu, cuda, or auto: a GPU if there is one (default)")
     add("--threads", metavar="N", type=int, help="CPU threads (default: torch's choice)")
     as_json(training)
-    codec = what.add_parser("codec", help="bytes, error and speed of each codec")
+    codec = verb(what, "codec", "bytes, error and speed of each codec", "--quick")
     add = codec.add_argument
     add("--quick", action="store_true", help="rough figures, in about 20 s: 10 M elements, little training")
     add("--params", metavar="N", type=int, help="elements for the speed (default: 100000000; with --quick 10000000)")

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from noloco_node.cli.options import as_json, print_json, whole_number
 from noloco_node.errors import UsageError
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 Cells = Mapping[str, Callable[["Row"], str]]
 """The titles of a table's columns, and what stands in each."""
 

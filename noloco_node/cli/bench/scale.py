@@ -3,21 +3,23 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from noloco_node.cli.bench.output import Cells, Verbs, check_plot, finish, numbers, shared
+from noloco_node.cli.bench.output import Cells, check_plot, finish, numbers, shared
+from noloco_node.cli.options import Verbs, verb
 
 if TYPE_CHECKING:
     from noloco_node.bench.rows import Row
 
+ABOUT = """\
+Bytes, calls, directory operations, CPU and memory of a node and round, by the
+number of nodes. The real ones need root, `ip` and `tc`, half a GB of memory for
+each, and about 15 minutes on two cores; `--quick` takes 3, and `--real 0` needs
+nothing but 6 minutes.
+"""
 MOST_REAL, MOST_VIRTUAL = 32, 16_384
 
 
 def options(what: Verbs) -> None:
-    text = "bytes, calls, directory operations, CPU and memory of a node and round, by the number of nodes"
-    needs = (
-        "Needs root on Linux with ip and tc (iproute2) for the real nodes, half a GB of memory for each, and about 15 "
-        "minutes on two cores; --quick takes 3, and --real 0 needs nothing but 6 minutes."
-    )
-    scale = what.add_parser("scale", help=text, description=f"{text[0].upper()}{text[1:]}. {needs}")
+    scale = verb(what, "scale", "what a node takes for a round, by the number of nodes", "--real 0", ABOUT)
     add = scale.add_argument
     add("--real", metavar="LIST", help="numbers of real nodes, 0 for none (default: 2,4,8,16; with --quick 2,4)")
     add("--virtual", metavar="LIST", help="of nodes in virtual time, 0 for none (default: 64,256,1024,4096)")

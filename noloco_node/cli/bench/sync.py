@@ -4,8 +4,8 @@ import argparse
 from itertools import product
 
 from noloco_node.base.extras import pip_install
-from noloco_node.cli.bench.output import Cells, Verbs, check_plot, finish, names, numbers, shared
-from noloco_node.cli.options import whole_number
+from noloco_node.cli.bench.output import Cells, check_plot, finish, names, numbers, shared
+from noloco_node.cli.options import Verbs, verb, whole_number
 from noloco_node.errors import UsageError
 
 ABOUT = """\
@@ -18,7 +18,7 @@ wait for their links. `--quick` takes a minute.
 
 
 def options(what: Verbs) -> None:
-    parser = what.add_parser("sync", help="an averaging step behind slow links, beside all-reduces", description=ABOUT)
+    parser = verb(what, "sync", "an averaging step behind slow links, beside all-reduces", "--quick", ABOUT)
     add = parser.add_argument
     add("--n", metavar="LIST", default="2,4,8", help="processes, even numbers (default: 2,4,8)")
     add("--params", metavar="LIST", default="10000000,100000000", help="parameters (default: 10000000,100000000)")

@@ -4,7 +4,8 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from noloco_node.cli.bench.output import Cells, Verbs, check_plot, finish, names, shared
+from noloco_node.cli.bench.output import Cells, check_plot, finish, names, shared
+from noloco_node.cli.options import Verbs, verb, whole_number
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
@@ -12,13 +13,16 @@ if TYPE_CHECKING:
     from noloco_node.bench.rows import Row
 
 
+ABOUT = """\
+Time to a loss on nodes behind slow links: ours, hivemind with local updates,
+torch DDP. Each node trains at the fixed pace of a pretended accelerator, so
+that four fit on two cores. This needs root, `ip` and `tc`, 4 GB of memory, and
+about 3 minutes for each system; `--quick` takes 3 in all.
+"""
+
+
 def options(what: Verbs) -> None:
-    text = "time to a loss on nodes behind slow links: ours, hivemind with local updates, torch DDP"
-    needs = (
-        "Each node trains at the fixed pace of a pretended accelerator, so that four fit on two cores. Needs root on "
-        "Linux with ip and tc (iproute2), 4 GB of memory, and about 3 minutes for each system; --quick takes 3 in all."
-    )
-    train = what.add_parser("train", help=text, description=f"{text[0].upper()}{text[1:]}. {needs}")
+    train = verb(what, "train", "time to a loss behind slow links, beside hivemind and DDP", "--goal 3.2", ABOUT)
     add = train.add_argument
     add("--systems", metavar="LIST", help="some of eager,blocking,hivemind,ddp (default: all)")
     add("--nodes", metavar="N", default="4", help="2 to 8 (default: 4)")
@@ -35,7 +39,6 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from noloco_node.bench import train
-    from noloco_node.cli.options import whole_number
 
     systems = names(args.systems, "--systems", train.SYSTEMS)
     setting, seconds, steps = (
