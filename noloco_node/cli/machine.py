@@ -182,7 +182,7 @@ def settings(args: argparse.Namespace) -> int:
         print_json({"schema": SCHEMA, "settings": [asdict(setting) for setting in found]})
         return 0
     for setting in found:
-        print(f"{setting.name:<20}  {setting.origin:<11}  {_written(setting.value)}")
+        print(f"{setting.name:<22}  {setting.origin:<11}  {_written(setting.value)}")
     return 0
 
 

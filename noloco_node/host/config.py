@@ -311,7 +311,7 @@ class Setting:
 
     name: str
     value: object
-    """As it is written there; of a default, None means none."""
+    """As node.toml has it: switches, numbers and lists are that also where they came as words; None: none."""
     origin: str
 
 
@@ -325,14 +325,23 @@ def explained(home: Home, environ: Mapping[str, str]) -> list[Setting]:
     found = []
     for f in fields(NodeConfig):
         if f.name in _PARSERS:
-            given = (Setting(f.name, place[f.name], origin) for place, origin in places if f.name in place)
-            found.append(next(given, Setting(f.name, _plain(f.default), "default")))
+            given = ((place[f.name], origin) for place, origin in places if f.name in place)
+            written, origin = next(given, ("none", "default"))
+            found.append(Setting(f.name, _plain(written, _parsed(f.name, written, "")), origin))
     return found
 
 
-def _plain(default: object) -> object:
-    """A default as it would be written."""
-    return [] if default == () else str(default) if isinstance(default, Address) else default
+def _plain(written: object, value: object) -> object:
+    """One form for each value, whichever place it came from; `5MB` stays as it was written."""
+    if isinstance(value, tuple):
+        return [str(each) for each in value]
+    if written == "none":
+        return str(value) if isinstance(value, Address) else value
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int | float) and isinstance(written, str) and re.fullmatch(r"[0-9]*\.?[0-9]+", written):
+        return float(written) if "." in written else int(written)
+    return written
 
 
 def _invited(place: Mapping[str, object], where: str = "") -> dict[str, object]:

@@ -126,4 +126,11 @@ def test_each_setting_says_where_it_comes_from(home: Home) -> None:
     assert rows["device"] == ("cpu", "node.toml")
     assert rows["bootstrap"] == ([ADDRESS], "remembered") and rows["run"] == (RUN, "remembered")
     assert rows["log_level"] == ("info", "default") and rows["threads"] == (None, "default")
+    assert rows["compile"] == (False, "default")
+    environ = {"NOLOCO_THREADS": "2", "NOLOCO_COMPILE": "yes", "NOLOCO_SINKS": "wandb", "NOLOCO_DEVICE": "none"}
+    again = {s.name: s.value for s in config.explained(home, environ)}
+    assert (again["threads"], again["compile"], again["sinks"], again["device"]) == (2, True, ["wandb"], "auto")
+    environ = {"NOLOCO_MAX_UPLOAD": "5000000", "NOLOCO_GPU_MEMORY_FRACTION": "0.5", "NOLOCO_MICRO_BATCH": "auto"}
+    again = {s.name: s.value for s in config.explained(home, environ)}
+    assert (again["max_upload"], again["gpu_memory_fraction"], again["micro_batch"]) == (5_000_000, 0.5, "auto")
     assert rows["listen"] == ("/ip4/0.0.0.0/tcp/0", "default") and rows["sinks"] == ([], "default")
