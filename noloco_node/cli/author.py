@@ -31,14 +31,18 @@ _SUFFIX = ".tokens"
 def init(args: argparse.Namespace) -> int:
     from noloco_node.run.toml import template
 
-    path, text = Path(args.path), template()
+    path = Path(args.path)
     if path.is_dir():
         path /= "run.toml"
+    named = re.sub("[^a-z0-9]+", "-", path.stem.lower())[:32].strip("-")
+    text = template() if named in {"", "run"} else template(named)
     try:
         with path.open("w" if args.force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         raise _exists(path) from None
+    except FileNotFoundError:
+        raise UsageError(f"there is no folder {path.parent}: make it first, or name another file") from None
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}. Name another file") from None
     print(f"wrote {path}: edit it, then run `noloco-node start {path}`")

@@ -86,7 +86,9 @@ def _bootstrap(add_to: Options, what_for: str) -> None:
 
 # ---- make or join a run ----
 def init(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", nargs="?", default="run.toml", help="default: run.toml")
+    parser.add_argument(
+        "path", metavar="PATH", nargs="?", default="run.toml", help="also names the run (default: run.toml)"
+    )
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
 
 

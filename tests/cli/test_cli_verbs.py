@@ -39,14 +39,23 @@ def test_init_does_not_overwrite_unasked(tmp_path, capsys):
     assert "--force" in capsys.readouterr().err
     assert (tmp_path / "mine.toml").read_text() == "precious"
     assert main(["init", "mine.toml", "--force"]) == 0
-    assert toml.load(tmp_path / "mine.toml").name == "tiny"
+    assert toml.load(tmp_path / "mine.toml").name == "mine"
 
 
-def test_init_into_a_directory(tmp_path):
+@pytest.mark.parametrize(
+    ("file", "name"), [("My Run_2.toml", "my-run-2"), ("\u4e16.toml", "tiny"), (40 * "a", 32 * "a")]
+)
+def test_init_names_the_run_after_the_file(file, name, tmp_path):
+    assert main(["init", file]) == 0
+    assert toml.load(tmp_path / file).name == name
+
+
+def test_init_into_a_directory(tmp_path, capsys):
     (tmp_path / "runs").mkdir()
     assert main(["init", "runs"]) == 0
     assert (tmp_path / "runs" / "run.toml").exists()
     assert main(["init", "nowhere/run.toml"]) == 2
+    assert capsys.readouterr().err == "there is no folder nowhere: make it first, or name another file\n"
 
 
 def test_id_stays_the_same(home, capsys):
