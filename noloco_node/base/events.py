@@ -56,6 +56,8 @@ class RoundCommitted:
     """Of u_j − u_i, estimated from the elements that lattice codes send in full."""
     swap: int = 1
     """Number of the swap in its round: above 1 where a run allows several. The round counts once."""
+    allowed: float = 1.0
+    """What this node's own bounds left of the corrections (core/bounds.py): the mean factor of the fragments."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from noloco_node.core.standing import Standing
 from noloco_node.host import memory
 from noloco_node.host.policy import Policy
 from noloco_node.observe import standings
-from noloco_node.observe.stats import NodeStats
+from noloco_node.observe.stats import SHORTENED_SWAPS, NodeStats
 from noloco_node.peers import rows
 from noloco_node.peers.record import MAX_ADDRESSES, PeerRecord, Presence
 from noloco_node.rounds.service import RoundService
@@ -69,6 +69,7 @@ def status(  # noqa: PLR0913, PLR0917
             *node.health,
             *weights,
             *_shortage(stats),
+            *_stays_behind(stats),
             *policy.health(stats.swaps_fit),
             *(saves[0].health(saves[1]) if saves else ()),
             *standings.health(seen_of, len(seen)),
@@ -81,6 +82,21 @@ def _shortage(stats: NodeStats) -> tuple[Health, ...]:
         return ()
     text = f"waiting for memory of the GPU: {stats.short_of_memory}"
     return (Health("warning", text, "training goes on when other programs have ended there"),)
+
+
+def _stays_behind(stats: NodeStats) -> tuple[Health, ...]:
+    """A swap moves a node no further than twice what it moves itself in a phase."""
+    if stats.shortened_to is None:
+        return ()
+    text = (
+        f"weights: this node could take at most {stats.shortened_to:.0%} of most of its last {SHORTENED_SWAPS} "
+        "corrections, as it trains too little in a phase for them: its model stays behind the others'"
+    )
+    remedy = (
+        "give it a faster device or more --threads, or leave the run to faster machines: theirs are not held back, so "
+        "take the model from one of them"
+    )
+    return (Health("warning", text, remedy),)
 
 
 def _memory(stats: NodeStats, ready: Ready | None) -> MemoryView:

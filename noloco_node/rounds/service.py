@@ -299,9 +299,9 @@ class RoundService:
         if self._under_way:
             link, seconds = self._under_way.link, asyncio.get_running_loop().time() - self._under_way.started
             sent, received = link.sent_bytes, link.received_bytes
-            stats = self._under_way.swap.stats
+            stats, allowed = self._under_way.swap.stats, self._under_way.swap.allowed
             quality = (stats.missed_share, stats.relative_error)
-            self._observe(RoundCommitted(round, partner, seconds, sent, received, *quality, swap))
+            self._observe(RoundCommitted(round, partner, seconds, sent, received, *quality, swap, allowed))
 
     def _close_offer(self, round: int) -> None:
         self._offers.pop(round, None)

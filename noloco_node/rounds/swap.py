@@ -131,6 +131,8 @@ class Swap:
         self._opened = 0
         self._whole: dict[int, float] = {}
         """The factors that we allow, by places in the order, of corrections that are whole: at most a window."""
+        self._allowed = 0.0
+        """The sum of our own factors, of all corrections so far."""
         self._acked: dict[int, float] = {}
         """The factors that the partner allows, by places that we lead."""
         self._sent: dict[int, int] = {}
@@ -175,6 +177,11 @@ class Swap:
         moved = min(self._link.sent_bytes, self._link.received_bytes) / max(1, self._fragment_bytes)
         return min(max(moved, self.applied), self.applied + 1) / len(self._order)
 
+    @property
+    def allowed(self) -> float:
+        """What our own bounds leave of the corrections, in the mean; once all are whole."""
+        return self._allowed / len(self._order)
+
     async def _settled(self) -> None:
         """Wait until what an earlier partner of the round did wrong is not passed on."""
         with suppress(TimeoutError):
@@ -201,6 +208,7 @@ class Swap:
             self._send(index, answer)
         else:
             self._whole[place] = answer
+            self._allowed += answer
             if not self._leads_at(place):
                 self._link.send(wire.Ack(index, answer), first=True)
 

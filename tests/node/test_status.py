@@ -11,13 +11,14 @@ from records import RUN, record
 from noloco_node.base.identity import Identity
 from noloco_node.core.standing import Standing
 from noloco_node.node import status
-from noloco_node.observe.stats import NodeStats
+from noloco_node.observe.stats import SHORTENED_SWAPS, NodeStats
 from noloco_node.peers.record import PeerRecord, accept
 from noloco_node.rounds.service import RoundTotals
 from noloco_node.views.peers import GONE
 from noloco_node.views.status import GpuView, StatusView
 
 NODE = StatusView(peer_id="me", name="brisk-heron", version="0", state="training")
+POLICY = cast("Any", SimpleNamespace(today=lambda: None, health=lambda *_, **__: ()))
 ABSENT = "12D3KooWABSENT"
 
 
@@ -45,11 +46,19 @@ def here(tmp_path: Path) -> PeerRecord:
 
 
 def test_status_counts_the_quarantined_and_warns(here: PeerRecord) -> None:
-    policy = cast("Any", SimpleNamespace(today=lambda: None, health=lambda _: ()))
     rounds = cast("Any", FakeRounds(here.peer_id))
-    view = status.status(NODE, NodeStats(), rounds, [here], policy, None, None, None, GpuView(412.0, 0.97))
+    view = status.status(NODE, NodeStats(), rounds, [here], POLICY, None, None, None, GpuView(412.0, 0.97))
     assert (view.peers_seen, view.peers_quarantined, view.gpu.watts) == (1, 1, 412.0)
     assert [finding.text.partition(",")[0] for finding in view.health] == ["1 peer in quarantine"]
+
+
+def test_a_node_that_is_too_slow_for_the_others_corrections_says_so() -> None:
+    stats = NodeStats()
+    stats.allowed.extend(SHORTENED_SWAPS * [0.06])
+    rounds = cast("Any", SimpleNamespace(partner=None, tally=RoundTotals(), standings=dict))
+    (finding,) = status.status(NODE, stats, rounds, [], POLICY, None, None, None, GpuView()).health
+    assert "at most 6% of most of its last 8 corrections" in finding.text
+    assert "--threads" in finding.remedy
 
 
 def test_peers_show_their_standing_and_who_left_in_quarantine(here: PeerRecord) -> None:

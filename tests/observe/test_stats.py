@@ -3,7 +3,7 @@
 import pytest
 
 from noloco_node.base.events import PeerFaulted, PhaseDone, RolledBack, RoundCommitted, Sampled, TakenBack, WentSolo
-from noloco_node.observe.stats import MINUTE_S, PEERS, NodeStats
+from noloco_node.observe.stats import MINUTE_S, PEERS, SHORTENED_SWAPS, NodeStats
 from noloco_node.training.time_accounts import ACCOUNTS, Spent, StepTimer, TimeAccounts
 from noloco_node.views.peers import PeerRow
 from noloco_node.views.status import LastTakenBack, Phase, SampleView, StatusView
@@ -199,6 +199,23 @@ def test_bytes_of_broken_swaps_count_too() -> None:
     stats.observe(RoundCommitted(3, "q", 1.0, 500, 500))
     assert stats.per_param_round(1000, 1500 + 300) == 0.9, "two rounds; a further swap, and one that broke"
     assert row(stats, "q") == (2, 1000, 1000)
+
+
+def test_a_node_whose_own_bounds_shorten_most_corrections_is_told_until_they_do_not() -> None:
+    """As a machine that is much slower than the others finds with phases by time: it would never learn why its loss
+    stays above theirs."""
+    stats = NodeStats()
+
+    def swaps(count: int, allowed: float) -> float | None:
+        for _ in range(count):
+            stats.observe(RoundCommitted(1, "p", 1.0, 10, 10, allowed=allowed))
+        return stats.shortened_to
+
+    assert swaps(SHORTENED_SWAPS - 1, 0.05) is None, "too few to judge by"
+    assert swaps(1, 0.05) == 0.05
+    assert swaps(3, 1.0) == 0.05, "still most"
+    assert swaps(1, 1.0) is None
+    assert swaps(2 * SHORTENED_SWAPS, 0.4) is None, "as beside machines five times as fast"
 
 
 def test_faults_are_counted() -> None:

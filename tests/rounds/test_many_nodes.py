@@ -6,12 +6,15 @@
 import asyncio
 import random
 from collections import Counter
+from concurrent.futures import Future
 
 import pytest
+import virtual_nodes
 from virtual_clock import run_virtual
-from virtual_nodes import VirtualSwarm
+from virtual_nodes import Offer, VirtualSwarm, done
 
 from noloco_node.base.events import RoundCommitted
+from noloco_node.core.codecs.codec import Payload
 from noloco_node.core.partners import no_repeat
 
 EQUAL = [10.0] * 64
@@ -132,3 +135,23 @@ def test_further_partners(swaps: int | None) -> None:
     more = sum(isinstance(e, RoundCommitted) for n in swarm.nodes for e in n.events)
     assert more >= 1.5 * sum(len(n.committed) for n in swarm.nodes)
     assert sum(n.x[0] for n in swarm.nodes) == pytest.approx(mean, abs=1e-12), "what one gains, the other gives"
+
+
+class Shortened(Offer):
+    """The first node's own bounds leave an eighth of each correction."""
+
+    def receive(self, index: int, payload: Payload) -> "Future[float]":
+        super().receive(index, payload)
+        return done(0.125 if self.node.name == "n000" else 1.0)
+
+
+def test_a_committed_round_says_what_the_nodes_own_bounds_left_and_not_its_partners(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(virtual_nodes, "Offer", Shortened)
+    swarm = VirtualSwarm([10.0, 10.0])
+    run_virtual(swarm.run(6))
+    slow, other = swarm.nodes
+    assert slow.name == "n000"
+    assert slow.committed and {e.allowed for e in slow.committed} == {0.125}
+    assert {e.allowed for e in other.committed} == {1.0}

@@ -377,9 +377,10 @@ async def test_acks_without_fragments_apply_nothing() -> None:
 async def test_both_sides_apply_the_smaller_of_the_two_factors(one: float, other: float) -> None:
     a, b = Words("a", 5), Words("b", 5)
     a.allowed, b.allowed = one, other
-    *_, fault, their_fault = await meet(a, b)
+    swap, theirs, fault, their_fault = await meet(a, b)
     assert (fault, their_fault) == (None, None)
     assert a.scales == b.scales == 5 * [min(one, other)]
+    assert (swap.allowed, theirs.allowed) == (one, other), "each says what its own bounds leave"
 
 
 async def test_a_leader_that_wants_more_than_we_allow_misbehaves() -> None:
