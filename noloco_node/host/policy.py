@@ -91,9 +91,10 @@ class Policy:
             return "`noloco-node resume`" + (" (paused before this start)" if self._asked_before else "")
         return f"{limits.clock(self._hours.begin)}, when its hours begin"
 
-    def health(self, swaps_fit: bool) -> tuple[Health, ...]:
-        """Warnings for `status`. `swaps_fit`: whether swaps end before MAX_LAG phases have passed."""
-        return (*self._of_the_quota(), *(() if swaps_fit else (self._too_slow(),)))
+    def health(self, swaps_fit: bool, *, staged: bool = False) -> tuple[Health, ...]:
+        """Warnings for `status`. `swaps_fit`: whether swaps end before MAX_LAG phases have passed. `staged`: this node
+        holds a stage, which trains by what it sends."""
+        return (*self._of_the_quota(staged), *(() if swaps_fit else (self._too_slow(),)))
 
     def _too_slow(self) -> Health:
         own = [flag for flag, limit in zip(_RATES, self._rates, strict=True) if limit is not None]
@@ -104,14 +105,13 @@ class Policy:
             f"{remedy} the run's author for longer phases",
         )
 
-    def _of_the_quota(self) -> tuple[Health, ...]:
+    def _of_the_quota(self, staged: bool) -> tuple[Health, ...]:
         way = self.exhausted() if self.held_back() == limits.QUOTA else None
         if way is None:
             return ()
         limit = self._quota.sent if way == "upload" else self._quota.received
-        text = (
-            f"another swap would exceed the daily {way} of {size(limit)}: training goes on without swaps until midnight"
-        )
+        follows = "this stage neither trains nor answers others" if staged else "training goes on without swaps"
+        text = f"another swap would exceed the daily {way} of {size(limit)}: {follows} until midnight"
         return (Health("warning", text, f"wait, or allow more with --daily-{way}"),)
 
     def today(self) -> Today:

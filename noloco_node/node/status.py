@@ -70,7 +70,7 @@ def status(  # noqa: PLR0913, PLR0917
             *weights,
             *_shortage(stats),
             *_stays_behind(stats),
-            *policy.health(stats.swaps_fit),
+            *policy.health(stats.swaps_fit, staged=stage is not None),
             *(saves[0].health(saves[1]) if saves else ()),
             *standings.health(seen_of, len(seen)),
         ),

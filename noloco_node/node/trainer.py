@@ -47,7 +47,6 @@ from noloco_node.rounds.service import RoundService, RoundTerms
 from noloco_node.run import invitation, signed_file
 from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.schema import Manifest
-from noloco_node.stages import shown
 from noloco_node.stages.service import StageService
 from noloco_node.state_transfer import catch_up, choose_donor, client
 from noloco_node.state_transfer.collect import Collector, OwnState
@@ -673,8 +672,8 @@ class TrainingNode(BaseNode):
         node = replace(super().status(), dht=self._membership.dht)
         seen = self._membership.seen.values()
         found = self._catch_up.health() if self._catch_up else ()
-        if self._ready and (at := self._own_stage.at):
-            found = (*found, *shown.health(at, seen, self._life.state))
+        if self._ready:
+            found = (*found, *self._stages.health(seen, self._life.state))
         return status.status(
             node,
             self._stats,

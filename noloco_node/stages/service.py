@@ -44,7 +44,7 @@ from noloco_node.stages.shown import LinkTotals, MicroBatchRate
 from noloco_node.training.task import Task
 from noloco_node.transport.base import HUNG_UP, peer_faults, taken
 from noloco_node.version import PROTOCOL
-from noloco_node.views.status import StageView
+from noloco_node.views.status import Health, StageView
 from noloco_node.wire import stage_messages as wire
 from noloco_node.wire import stage_pb2 as pb
 from noloco_node.wire.stage_pb2_grpc import StageServicer, StageStub
@@ -122,6 +122,8 @@ class StageService(StageServicer):
         """Of the stage before: who carries each to the next one."""
         self._late: dict[str, float] = {}
         """Callers that are refused, and until when."""
+        self._were_late: deque[bool] = deque(maxlen=shown.JUDGED)
+        """Of the last micro-batches that this node sent on: whether no answer came in time, though it might ask."""
         self._took_s: deque[float] = deque([LEAST_PATIENCE_S / PATIENCE], maxlen=REMEMBERED)
 
     # ---- for node/trainer.py ----
@@ -184,6 +186,9 @@ class StageService(StageServicer):
             task.at, seen, state, task.counts, task.window.size, self.totals, queued, self._rate.per_s, left_out
         )
 
+    def health(self, seen: Collection[PeerRecord], state: str) -> tuple[Health, ...]:
+        return shown.health(self._task.at, seen, state, self._were_late) if self._task else ()
+
     async def close(self) -> None:
         self._closed, self._terms = True, None
         for call in self._calls:
@@ -216,6 +221,7 @@ class StageService(StageServicer):
 
     async def _carry(self, micro: Sent) -> None:
         answer: Answer | None = None
+        late = False
         try:
             if micro.asked:
                 self._carrying[micro.asked] = asyncio.current_task()
@@ -225,6 +231,7 @@ class StageService(StageServicer):
             async with asyncio.timeout(max(0.0, micro.until - time.monotonic())):
                 answer = await (self._measured(micro, payload) if micro.evaluates else self._learned(micro, payload))
         except TimeoutError:
+            late = True
             log.debug("a micro-batch is lost: nobody answered in time")
         except NonFinite as error:
             log.debug("a micro-batch is lost: %s", error)
@@ -233,6 +240,8 @@ class StageService(StageServicer):
                 del self._carrying[micro.asked]
             self.totals.lost += answer is None
             self.letters.put(Answered(micro.ticket, answer) if answer else Lost(micro.ticket))
+        if not micro.evaluates and self._routes.count and self._may_send():
+            self._were_late.append(late)
 
     def _coded(self, micro: Sent) -> bytes:
         return micro.targets.cpu().numpy().astype("<i4").tobytes() + self._codec.encode(micro.activations)

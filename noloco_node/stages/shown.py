@@ -1,15 +1,17 @@
 """What `status` shows of a stage, and what health says of the run's stages. Pure: time is an argument."""
 
-from collections import Counter, deque
-from collections.abc import Collection
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 
-from noloco_node.base.states import ON_THE_WAY, SERVES_STAGE
+from noloco_node.base.states import HELD_BACK, ON_THE_WAY, SERVES_STAGE
 from noloco_node.peers.record import PeerRecord
 from noloco_node.stages.part import Position
 from noloco_node.stages.passes import Counts
 from noloco_node.views.status import Health, StageView
 
+JUDGED, LEAST_JUDGED = 16, 8
+"""The last micro-batches that say whether their time is too short for the way to the other stages."""
 RATE_S = 30.0
 """Over which micro-batches are counted for a rate."""
 
@@ -92,16 +94,45 @@ def view(  # noqa: PLR0913, PLR0917
     )
 
 
-def health(at: Position, seen: Collection[PeerRecord], state: str) -> tuple[Health, ...]:
-    """An empty stage stops the training of all others."""
-    there = Counter(record.stage for record in seen if record.state in SERVES_STAGE or record.state in ON_THE_WAY)
-    there[at.number] += state in SERVES_STAGE or state in ON_THE_WAY
-    empty = [stage for stage in range(1, at.stages + 1) if not there[stage]]
-    return tuple(
-        Health(
-            "error",
-            f"stage {stage} of {at.stages}: nobody holds it, so nothing is trained",
-            "start a node that held it again, with `noloco-node join` in its home: it has the stage's weights on disk",
+def health(
+    at: Position, seen: Collection[PeerRecord], state: str, were_late: Collection[bool] = ()
+) -> tuple[Health, ...]:
+    """A stage where nobody works stops the training of all others. `were_late`: of the last micro-batches that this
+    node sent on, whether no answer came in time."""
+    states = defaultdict[int, set[str]](set, {at.number: {state}})
+    for record in seen:
+        states[record.stage].add(record.state)
+    every = range(1, at.stages + 1)
+    if found := [
+        _standing(at, stage, states[stage]) for stage in every if not states[stage] & (SERVES_STAGE | ON_THE_WAY)
+    ]:
+        return tuple(found)
+    late = sum(were_late)
+    if len(were_late) < LEAST_JUDGED or 2 * late <= len(were_late) or not all(states[n] & SERVES_STAGE for n in every):
+        return ()
+    text = (
+        f"stage {at}: {late} of its last {len(were_late)} micro-batches got no answer in time, so little or nothing "
+        "is trained: each stage has 0.9 of the time that the one before it has"
+    )
+    own = "try a smaller --micro-batch, " if at.first else ""
+    remedy = (
+        f"{own}raise --max-upload and --max-download here and at the next stage, or ask the run's author for a run of "
+        'fewer stages or with activations = "int8"'
+    )
+    return (Health("error" if late == len(were_late) else "warning", text, remedy),)
+
+
+def _standing(at: Position, stage: int, states: Set[str]) -> Health:
+    """`states`: of the nodes that hold it."""
+    whose = f"stage {stage} of {at.stages}"
+    if states & HELD_BACK:
+        return Health(
+            "warning",
+            f"{whose}: whoever holds it pauses or has used up the day's quota, so nothing is trained",
+            f"wait for them, or let another node hold it: `noloco-node join --stage {stage}`",
         )
-        for stage in empty
+    return Health(
+        "error",
+        f"{whose}: nobody holds it, so nothing is trained",
+        "start a node that held it again, with `noloco-node join` in its home: it has the stage's weights on disk",
     )

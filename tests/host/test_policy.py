@@ -62,6 +62,14 @@ async def test_todays_traffic_is_saved_now_and_then_and_at_the_end(tmp_path: Pat
     await gone.write_down()  # a home that cannot be written costs no more than the count
 
 
+async def test_a_used_quota_stops_a_stage_and_only_the_swaps_of_a_whole_model(tmp_path: Path) -> None:
+    node = allowance(tmp_path, daily_upload=1_000_000)
+    await node.traffic.sending(1_000_000)
+    (whole,), (stage,) = node.health(swaps_fit=True), node.health(swaps_fit=True, staged=True)
+    assert whole.text.endswith("training goes on without swaps until midnight")
+    assert stage.text.endswith("this stage neither trains nor answers others until midnight")
+
+
 def test_swaps_that_do_not_fit_are_said_with_what_would_help(tmp_path: Path) -> None:
     ledger = NodeStats()
     for reason, fits in (("silent", True), ("too_slow", False), ("swapping", False)):

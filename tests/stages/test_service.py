@@ -6,7 +6,8 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from noloco_node.stages.letters import Answer, Answered, Asked, Letter, Lost, Lo
 from noloco_node.stages.part import Position
 from noloco_node.stages.passes import StageTask
 from noloco_node.stages.service import StageService, StageTerms
+from noloco_node.stages.shown import LEAST_JUDGED
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import stage_messages as wire
 from noloco_node.wire.stage_pb2_grpc import StageServicer, StageStub, add_StageServicer_to_server
@@ -161,6 +163,37 @@ async def test_without_an_answer_it_is_lost_at_its_deadline(trio: Trio) -> None:
     await comes(asked.answer.cancelled)
     await comes(lambda: asked.activations.numel() == asked.targets.numel() == 0)
     assert trio.one.service._held.free == held_module.MOST_HELD, "nothing of it is kept"
+
+
+async def test_micro_batches_that_nobody_answers_in_time_are_said_while_this_node_may_ask(trio: Trio) -> None:
+    """As where many stages on slow links share 20 s: each gets 0.9 of what is left to the one before it."""
+    await trio.start("one")
+    seen = [SimpleNamespace(stage=2, state="training")]
+    says: Any = lambda: trio.first.service.health(cast("Any", seen), "training")  # noqa: E731
+    for _ in range(LEAST_JUDGED):
+        trio.first.sends(within_s=0.05)
+    for _ in range(LEAST_JUDGED):
+        assert isinstance(await trio.first.letter(), Lost)
+    (finding,) = says()
+    assert f"{LEAST_JUDGED} of its last {LEAST_JUDGED} micro-batches got no answer in time" in finding.text
+    trio.first.service._may_send = lambda: False
+    trio.first.sends(within_s=0.01)
+    assert isinstance(await trio.first.letter(), Lost)
+    assert says() == (finding,), "what its own limits keep back is not late"
+    trio.first.service._may_send = lambda: True
+    answering = asyncio.create_task(answers(trio.one))
+    for _ in range(LEAST_JUDGED):
+        trio.first.sends()
+        assert isinstance(await trio.first.letter(), Answered)
+    answering.cancel()
+    assert says() == ()
+
+
+async def answers(node: Node) -> None:
+    while True:
+        asked = await node.letter(60)
+        if isinstance(asked, Asked) and asked.answer.set_running_or_notify_cancel():
+            asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
 
 
 async def test_with_nobody_there_it_is_lost(trio: Trio) -> None:
