@@ -2,12 +2,16 @@
 
 A training loss that stays finite proves nothing: after u' = -u it sits at that of a uniform guess. Two losses are
 compared: on held-out data, which an attacker knows too, and on the replica's own next batch, which nobody else needs to
-know; that one counts beyond OWN_TOLERANCE, as replicas with different data fit their own. (Not on its last batch, which
-it has just been trained on: by 64 tokens of that one, of 84 honest swaps one in twenty cost more than 15%, by the next
-one's 8%.) *(Tried: the own one counts only as far as it is above the held-out one. Of eight replicas that see other
-classes of images, Dirichlet 0.1, 6 of 62 swaps are taken back then, and 41 of 44 now, though 39 of those made the
-held-out loss better. But a hostile peer that harms where the held-out text does not show it raised that loss by 17 to
-19% in 60 rounds, and by 10 to 12% as it is.)* *(Tried, four replicas from scratch, 2 of 20 steps late: of 80 honest
+know; that one counts as far as it is above the held-out one, and beyond OWN_TOLERANCE: who sees few classes has hardly
+any loss on its own, and a little more is many times that. (Not on its last batch, which it has just been trained on: by
+64 tokens of that one, of 84 honest swaps one in twenty cost more than 15%, by the next one's 8%.) *(Simulated: eight
+replicas that see other classes of images, Dirichlet 0.1, three seeds. 27 of 478 swaps are taken back, and the averaged
+model's loss is 0.05, as without verdicts. Where all of the own loss counted, 284 of 326 were, 275 of which made the
+held-out loss better, and it was 0.66; with its rise as a share of the larger of the two losses 135 of 400, and 0.07. A
+rise of it up to what the held-out loss gains: 85 of 436, and 0.055; but an attacker that fits the 40 held-out examples
+and harms all others, which costs 7% by this rule and by the strict one, cost 9 to 10% then. A real hostile peer that
+harms where the held-out data do not show it raised the own loss by at most 7% a swap, in 869 swaps, so none of these
+rules sees it: core/bounds.py is what limits it.)* *(Tried, four replicas from scratch, 2 of 20 steps late: of 80 honest
 corrections each changed the held-out loss by -3.5 to +1%; random directions just inside the bounds raised it by 1.2 to
 13%, -u by 20% and more.)* What is usual follows from the replica's own course, `Course`: a swap may cost what a phase
 gains, whatever the partner says of its round. What counts is what a correction comes to in the end: momentum carries it
@@ -60,6 +64,11 @@ class Losses:
     own: float
     """Of the batch that is trained next."""
 
+    @property
+    def seen(self) -> float:
+        """The own one, as far as the held-out one does not hide it."""
+        return max(self.own, self.held_out)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -105,7 +114,7 @@ class Course:
         """`partner`: the losses of what it sent, asked for only where they decide. `grows`: times what has landed of
         the correction that it comes to in the end."""
         held_out = grows * _relative(without.held_out, with_it.held_out)
-        own = grows * _relative(without.own, with_it.own)
+        own = grows * _relative(without.seen, with_it.seen)
         excess = max(held_out - max(LEAST_GAIN, COUNTED * self.gain), own - OWN_USUAL)
         if held_out <= TOLERANCE and own <= OWN_TOLERANCE:
             return Verdict(excess)
@@ -118,7 +127,7 @@ class Course:
 
 
 def _worse(before: Losses, after: Losses) -> float:
-    return max(_relative(before.held_out, after.held_out), _relative(before.own, after.own) - OWN_TOLERANCE)
+    return max(_relative(before.held_out, after.held_out), _relative(before.seen, after.seen) - OWN_TOLERANCE)
 
 
 def _relative(before: float, after: float) -> float:

@@ -84,6 +84,16 @@ def test_what_no_held_out_example_shows_the_own_batch_does() -> None:
     assert judge(2.0, 9.0, own=2.8).harmful
 
 
+def test_who_sees_few_classes_may_lose_of_its_own_until_that_is_above_the_held_out_loss() -> None:
+    def judged(own: float, held_out: float) -> Verdict:
+        return course(3.0).judge(Losses(held_out, 0.1), Losses(0.97 * held_out, own), lambda: Losses(3.0, own))
+
+    honest = judged(0.2, 3.0)
+    assert not honest.harmful and honest.excess < 0
+    assert judged(4.0, 3.0).harmful
+    assert judged(0.2, 0.05).harmful, "a partner that fits the held-out examples gains nothing by it"
+
+
 def test_small_harms_are_counted() -> None:
     assert judge(2.016, 9.0).excess == pytest.approx(0.008 - 0.002)
     assert judge(1.99, 9.0).excess == pytest.approx(-0.005 - 0.002)

@@ -392,7 +392,7 @@ CODECS = {
 NOT_YET = {
     "creeps": "what costs no more than half of what a phase gains is not counted, swap after swap",
     "harms a little each time": "what costs no more than half of what a phase gains is not counted, swap after swap",
-    "harms where nobody looks": "a swap may raise the loss of the own batch by a quarter, and so may the next",
+    "harms where nobody looks": "each swap raises the loss of the own batch by a few per cent, which is usual",
 }
 """What is known not to hold: these losses rise, and by at most so much."""
 KNOWN = {"mean held-out loss", "held-out loss of one node", "training loss"}
