@@ -36,6 +36,8 @@ class Partners:
         self._random = random
         self.candidates: Mapping[str, str] = {}
         """Place by peer."""
+        self._own = ""
+        """This node's place."""
         self.backoffs, self.ledger, self.shares = Backoffs(), Ledger(), Shares()
         """Of callers too, who need not be candidates."""
         self._met: dict[str, None] = {}
@@ -46,9 +48,9 @@ class Partners:
         """Candidates that answer and may be called sooner or later, as of the last look."""
 
     # ---- what happened ----
-    def may_be(self, places: Mapping[str, str]) -> None:
+    def may_be(self, places: Mapping[str, str], own: str = "") -> None:
         """These are the candidates from now on."""
-        self.candidates = places
+        self.candidates, self._own = places, own
         self.backoffs.keep(places)
         if not places:  # all gone at once
             self.ledger.links_failed()
@@ -58,7 +60,7 @@ class Partners:
 
     def share(self, now: float) -> None:
         """A phase has passed: among whom its round is shared."""
-        self.shares.present(self._sharing(now))
+        self.shares.present(self._sharing(now), self._own)
         self.shares.pay_off()
 
     def begins(self, peer: str, place: str) -> None:

@@ -247,8 +247,8 @@ class Round:
                 self._settings = event
             case Boundary():
                 return self._at_boundary(event, now)
-            case Candidates(places):
-                self.partners.may_be(places)
+            case Candidates(places, own):
+                self.partners.may_be(places, own)
             case Called():
                 return self._at_call(event, now)
             case CallerGone(exchange):

@@ -40,6 +40,8 @@ class Boundary:
 class Candidates:
     places: Mapping[str, str]
     """Of each candidate, by its peer id, as base/places.py says."""
+    own: str = ""
+    """This node's place; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)

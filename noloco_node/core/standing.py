@@ -10,7 +10,10 @@ Pure: the time is an argument. Nothing here is hearsay. Two tables, both bounded
 - `Shares`: how many phases each peer and each place took lately. What is taken adds to a debt; each phase pays off a
   bit more than the uniform share, so in the long run nobody takes more than that. Uniform is a share of peers,
   or first of places where that is more: an identity of a crowd on one host gets no more than any other peer, and its
-  host no more than another place.
+  host no more than another place. The node's own place may take what its peers are of all peers, up to a half: so
+  twenty nodes in one prefix beside twenty elsewhere commit 71% of their rounds instead of 45%. Twenty identities in
+  the prefix of a node that has eight honest peers elsewhere then take 57% of its rounds instead of 54%, five 44%
+  instead of 27%; with no limit there, twenty took 91% (virtual time; they always call).
 """
 
 from collections import Counter, OrderedDict
@@ -49,6 +52,8 @@ by chance, are seldom above it."""
 LEAST_PLACE = 1 / 5
 """Of our rounds that one place may take, however many there are: a university is one place too. With BURST it stays
 within a quarter over 60 rounds."""
+MOST_OWN_PLACE = 1 / 2
+"""... and at most, by how many peers are there, the place in which the node itself is."""
 BURST = 3.0
 """Phases that may be taken at once: chance brings the same peer twice in a row."""
 MAX_DEBT = 64.0
@@ -216,10 +221,11 @@ class Shares:
         self._of_places: dict[str, float] = {}
         self._sizes: Counter[str] = Counter()
         """How many peers are there, by place."""
+        self._own = ""
 
-    def present(self, places: Mapping[str, str]) -> None:
-        """Who is there now: the place of each peer."""
-        self._sizes = Counter(places.values())
+    def present(self, places: Mapping[str, str], own: str = "") -> None:
+        """Who is there now: the place of each peer, and this node's own; empty: it is not known."""
+        self._sizes, self._own = Counter(places.values()), own
 
     def charge(self, peer: str, place: str, phases: float) -> None:
         taken = self._of_peers.setdefault(peer, _Taken(place))
@@ -259,4 +265,7 @@ class Shares:
 
     def _place_rate(self, place: str) -> float:
         places = self._places(place)
-        return max(LEAST_PLACE, FACTOR / places) if places > 2 else 1.0
+        if places <= 2:
+            return 1.0
+        own = FACTOR * self._sizes[place] / max(1, self._sizes.total()) if place == self._own else 0.0
+        return max(LEAST_PLACE, FACTOR / places, min(MOST_OWN_PLACE, own))

@@ -607,7 +607,8 @@ class TrainingNode(BaseNode):
 
     def _update_candidates(self) -> None:
         training = [record for record in self.seen() if record.state == NodeState.TRAINING]
-        self._rounds.candidates({record.peer_id: self._transport.place_of(record.peer_id) for record in training})
+        place_of, own = self._transport.place_of, self._transport.place_of(self._transport.peer_id)
+        self._rounds.candidates({record.peer_id: place_of(record.peer_id) for record in training}, own)
         self._recorder.curves.seen(training)
         if self._life.stood_still and training and self._rounds.partner is None:
             self._handle(lifecycle.Signal.LEFT_BEHIND if self._is_behind() else lifecycle.Signal.KEPT_UP)

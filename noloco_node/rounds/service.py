@@ -182,9 +182,9 @@ class RoundService:
         progress = self._under_way.swap.progress if self._under_way else None
         self._handle(round_events.Boundary(round, phase_s, closed, progress))
 
-    def candidates(self, places: Mapping[str, str]) -> None:
-        """Who may be called: the place (base/places.py) of each peer."""
-        self._handle(round_events.Candidates(places))
+    def candidates(self, places: Mapping[str, str], own: str = "") -> None:
+        """Who may be called: the place (base/places.py) of each peer, and this node's own."""
+        self._handle(round_events.Candidates(places, own))
 
     def standing(self, peer: str) -> Standing:
         return self._machine.partners.standing(peer, asyncio.get_running_loop().time())

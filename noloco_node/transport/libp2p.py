@@ -135,7 +135,10 @@ class Libp2pTransport:
         return self._relayed.place(self._far_end(context))
 
     def place_of(self, peer: str) -> str:
-        """Where the last stream with a peer went; without one, where the peer says that it is, or its id."""
+        """Where the last stream with a peer went; without one, where the peer says that it is, or its id. Of this node
+        itself: where others can call it without a relay, which strangers share."""
+        if peer == self.peer_id:
+            return claimed(peer, [address for address in self.addresses() if not address.relay])
         if peer in self._far_ends:
             return self._relayed.place(self._far_ends[peer])
         return claimed(peer, self._introduced.get(peer, ()))

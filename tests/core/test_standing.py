@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noloco_node.core.standing import BURST, FACTOR, LEAST_PLACE, MAX_PEERS, Ledger, Shares, Standing
+from noloco_node.core.standing import BURST, FACTOR, LEAST_PLACE, MAX_PEERS, MOST_OWN_PLACE, Ledger, Shares, Standing
 from noloco_node.core.verdict import Verdict
 
 LIE = Verdict(1.0, harmful=True, a_lie=True)
@@ -112,6 +112,21 @@ def test_one_place_takes_at_most_a_fifth_or_a_little_more_than_its_share(others:
             taken += length
     places = others + 1
     assert taken <= BURST + 1.5 + 200 * (max(LEAST_PLACE, FACTOR / places) if places > 2 else 1)
+
+
+@pytest.mark.parametrize(("inside", "share"), [(0, LEAST_PLACE), (4, FACTOR / 3), (20, MOST_OWN_PLACE)])
+def test_the_own_place_has_the_share_of_its_peers_up_to_a_half(inside: int, share: float) -> None:
+    places = {f"{k}": f"{k}" for k in range(8)} | {f"in {k}": "own" for k in range(inside)}
+    shares, taken = Shares(), {"own": 0, "": 0}
+    for own in taken:
+        shares.present(places, own)
+        for k in range(300):
+            shares.pay_off()
+            if not shares.over_for(f"{k}", "own"):
+                shares.charge(f"{k}", "own", 1.0)
+                taken[own] += 1
+    assert taken["own"] == pytest.approx(300 * share, abs=BURST + 1)
+    assert taken[""] == pytest.approx(300 * LEAST_PLACE, abs=BURST + 1), "where it is not known"
 
 
 def test_honest_peers_of_a_small_place_are_not_counted_by_a_crowd_elsewhere() -> None:

@@ -157,7 +157,8 @@ class VirtualSwarm:
         for node in self.nodes:
             await node.transport.start()
             node.exchange.begin(TERMS, self.swaps)
-            node.exchange.candidates({n: place for n, place in everybody.items() if n != node.name})
+            rest = {n: place for n, place in everybody.items() if n != node.name}
+            node.exchange.candidates(rest, everybody[node.name])
         try:
             await asyncio.gather(*(node.train(rounds) for node in self.nodes), *others)
             for node in self.nodes:

@@ -145,6 +145,15 @@ def test_two_nodes_alone_swap_every_round_beside_a_node_that_holds() -> None:
     assert len(victim.committed) >= 170, victim.solo
 
 
+def test_many_nodes_of_one_prefix_meet_each_other_beside_as_many_elsewhere() -> None:
+    swarm = VirtualSwarm([PHASE_S] * 24)
+    swarm.network.places = {n.name: "192.0.2.0/24" if k < 12 else f"203.0.{k}.0/24" for k, n in enumerate(swarm.nodes)}
+    run_virtual(swarm.run(40))
+    share = sum(len(n.committed) for n in swarm.nodes[:12]) / sum(n.steps for n in swarm.nodes[:12])
+    print(f"\n{share:.0%} of the rounds of those in one prefix")  # noqa: T201
+    assert share >= 0.66
+
+
 def test_a_swarm_of_one_host_and_one_node_elsewhere_loses_no_rounds() -> None:
     swarm = VirtualSwarm([PHASE_S] * 8)
     swarm.network.places = {n.name: "192.0.2.1" for n in swarm.nodes[1:]}

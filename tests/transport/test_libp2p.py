@@ -417,6 +417,7 @@ async def test_who_comes_over_a_relay_that_says_nothing_stands_with_it(net, monk
     assert await caller.reaches(hidden.peer_id, hidden.addresses(), 3)
     await until(lambda: not caller._relayed._asking)
     assert caller.place_of(hidden.peer_id) == "relay 127.0.0.1"
+    assert hidden.place_of(hidden.peer_id) == hidden.peer_id, "strangers share its relay"
 
 
 async def test_a_peer_is_reached_only_where_it_is(net, tmp_path):
@@ -429,6 +430,7 @@ async def test_a_peer_is_reached_only_where_it_is(net, tmp_path):
     await until(lambda: server.met_at(client.peer_id) is not None)
     assert await server.place_seen(client.peer_id) == "127.0.0.1"
     assert await server.place_seen(nobody) == nobody
+    assert server.place_of(server.peer_id) == "127.0.0.1"
 
 
 async def test_without_a_relay_among_the_bootstrap_peers_there_is_no_reservation(net):
