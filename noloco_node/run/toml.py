@@ -149,7 +149,7 @@ def _config_class(architectures: object, model_type: object) -> str | None:
 
 _TEMPLATE = """\
 # A run: what is trained, and how. Everybody who joins trains exactly this: another value is another run.
-# Start it with   noloco-node start run.toml   and hand the line that it prints to others.
+# `noloco-node start` with this file starts it, and prints a line for others to join with.
 
 name = "{m.name}"            # for people: a-z, 0-9 and -
 seed = {m.seed}                 # of all random numbers: first weights, order of the data
