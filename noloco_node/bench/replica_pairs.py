@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.bench import Say
-from noloco_node.core.codecs.codec import BLOCK, CodecStats, Conversation, Payload, Received
+from noloco_node.core.codecs.codec import BLOCK, CodecStats, Conversation, Payload, Received, hints
 from noloco_node.run.schema import InnerSpec, Manifest
 from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
@@ -33,7 +33,7 @@ QUICK_PLAN, QUICK_STEPS = (1, 1, 5), 5
 class Side:
     u: Tensor
     moved: Tensor
-    """The largest |βΔ| of each block."""
+    """Of each block: a codec's hint."""
 
     def fragments(self, device: str = "cpu") -> "list[Side]":
         us = torch.split(self.u, FRAGMENT_ELEMENTS)
@@ -93,7 +93,7 @@ def _train_apart(replica: Replica, rounds: int, round_done: Callable[[], None]) 
     for _ in range(rounds):
         while not replica.position.phase_over:
             replica.step()
-        side = Side(replica.snapshot(), replica.slow.movement()[0].cpu())
+        side = Side(replica.snapshot(), hints(replica.slow.movement()[0].cpu()))
         replica.boundary()
         round_done()
     return side

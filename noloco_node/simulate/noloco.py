@@ -27,7 +27,7 @@ from noloco_node.core import fragments
 from noloco_node.core import outer as core
 from noloco_node.core.bounds import LONGEST, PHASES
 from noloco_node.core.codecs.by_name import codec
-from noloco_node.core.codecs.codec import BLOCK, CodecStats, Conversation, carry, scaled
+from noloco_node.core.codecs.codec import BLOCK, CodecStats, Conversation, carry, hints, scaled
 from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.core.partners import no_repeat
 from noloco_node.errors import NonFinite, PeerFault
@@ -158,7 +158,7 @@ class NoLoCo(Algorithm):
 
     def _note_movements(self, outer: Outer) -> None:
         moved = [core.movement(*row, self._hyper, BLOCK) for row in zip(outer.theta, outer.phi, strict=True)]
-        self._movements = [peaks.cpu() for peaks, _ in moved]
+        self._movements = [hints(peaks.cpu()) for peaks, _ in moved]
         for row, (peaks, squares) in enumerate(moved):
             self._lengths[row].append(float(squares.sum()) ** 0.5)
             if row in self._guards:

@@ -18,7 +18,17 @@ from torch import Tensor
 
 from noloco_node.core import fragments, gpu
 from noloco_node.core.bounds import CorrectionBounds, Movement
-from noloco_node.core.codecs.codec import BLOCK, Codec, CodecStats, Conversation, Packed, Payload, Received, scaled
+from noloco_node.core.codecs.codec import (
+    BLOCK,
+    Codec,
+    CodecStats,
+    Conversation,
+    Packed,
+    Payload,
+    Received,
+    hints,
+    scaled,
+)
 from noloco_node.errors import NonFinite, OutOfMemory, PeerFault, PeerMisbehaved
 from noloco_node.training.mailbox import Command, Correct
 
@@ -182,7 +192,7 @@ class Offer:
         sizes = fragments.sizes(len(self._u), self._elements)
         self._thread.bound(sizes, Movement.of(peaks, squares, self._elements // BLOCK))
         (moved,) = gpu.to_host(peaks)  # waits: from here on, u can be read in host memory too
-        self._moved = torch.from_numpy(moved)
+        self._moved = hints(torch.from_numpy(moved))
 
     def _open(self, index: int, exchange_id: bytes) -> bytes:
         start, end = self._bounds(index)

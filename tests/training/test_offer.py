@@ -1,44 +1,103 @@
-"""Two offers of one large vector, swapped whole."""
+"""Two offers that swap: what a replica moved, and what it did not, in its phase; and large vectors."""
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import pytest
 import torch
+from torch import Tensor
 
+from noloco_node.core.bounds import CorrectionBounds, Movement
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import BLOCK
 from noloco_node.training.mailbox import Command, Correct
 from noloco_node.training.offer import CodecThread, Offer
 
-LEAST = BLOCK
-SIZE = 512 * LEAST + 100
-MOVED = 1e-3
+BLOCKS = 200
+"""Of a fragment; there are two."""
+MOVED = 1e-2
+"""The root mean square of the movement, where there is one."""
+DEADLINE_S = 20.0
+
+
+def noise(seed: int, size: int = 2 * BLOCKS * BLOCK) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+def drop(_: Command) -> None:
+    pass
+
+
+@contextmanager
+def nodes(
+    name: str, posts: tuple[Callable[[Command], None], ...] = (drop, drop), elements: int = BLOCKS * BLOCK
+) -> Iterator[list[CodecThread]]:
+    with ExitStack() as closed:
+        yield [closed.enter_context(closing(CodecThread(codec(name), post, elements))) for post in posts]
+
+
+def movement(moved: Tensor) -> tuple[Tensor, Tensor]:
+    rows = moved.view(-1, BLOCK)
+    return rows.abs().amax(1), rows.square().sum(1)
+
+
+def swapped(offers: list[Offer], index: int) -> tuple[Tensor, float]:
+    """Our correction of a fragment, and the share of its blocks that was sent again. Raises PeerFault."""
+    said = [offer.open(index, bytes(16)).result(DEADLINE_S) for offer in offers]
+    while isinstance(said[0], bytes):
+        said = [o.receive(index, p).result(DEADLINE_S) for o, p in zip(offers, reversed(said), strict=True)]
+    c = offers[0]._corrections[index][0].correction
+    assert c is not None
+    return c, offers[0].stats().result(DEADLINE_S).missed_share
+
+
+@pytest.mark.parametrize("name", ["lattice:3", "lattice:4"])
+@pytest.mark.parametrize("few", [BLOCKS, 4], ids=["none of a fragment", "few blocks of all"])
+def test_a_side_may_have_moved_none_of_the_rows_that_the_other_moved(name: str, few: int) -> None:
+    """A table with a row for each user, most of whom only one side has seen."""
+    moved = [MOVED * noise(seed) for seed in (1, 2)]
+    moved[1][few * BLOCK :] = 0
+    with nodes(name) as threads:
+        offers = [Offer(t, 1, noise(0) + m, movement(m)) for t, m in zip(threads, moved, strict=True)]
+        for index in range(2):
+            c, missed = swapped(offers, index)
+            apart = (moved[1] - moved[0])[index * BLOCKS * BLOCK :][: BLOCKS * BLOCK]
+            assert missed <= 0.05
+            assert float((2 * c - apart).norm() / apart.norm()) < 0.65
+
+
+def test_what_a_partner_may_move_follows_from_the_movement_alone() -> None:
+    moved = MOVED * noise(1)
+    moved[4 * BLOCK :] = 0
+    peaks, squares = movement(moved)
+    bounds = CorrectionBounds([BLOCKS * BLOCK] * 2)
+    bounds.moved(Movement.of(peaks, squares, BLOCKS))
+    u = noise(0)
+    with nodes("lattice:3") as threads:
+        offer = Offer(threads[0], 1, u.clone(), (peaks, squares))
+        offer.open(0, bytes(16)).result(DEADLINE_S)
+        held = threads[0].bounds
+        assert held is not None
+        for index, seed in ((0, 2), (1, 3)):
+            c, part = (x[index * BLOCKS * BLOCK :][: BLOCKS * BLOCK] for x in (MOVED * noise(seed), u))
+            assert held.scale(index, c, part) == bounds.scale(index, c, part) < 1
 
 
 def test_a_large_vector_is_swapped_in_larger_fragments_and_all_of_it_once() -> None:
-    u = 0.05 * torch.randn(SIZE, generator=torch.Generator().manual_seed(1))
-    blocks = -(-SIZE // BLOCK)
+    size, least = 512 * BLOCK, BLOCK
     posts: list[list[Command]] = [[], []]
-    threads = [CodecThread(codec("lattice:4"), each.append, LEAST) for each in posts]
-    offers = []
-    for seed, thread in enumerate(threads, 2):
-        apart = MOVED * torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
-        movement = torch.full((blocks,), 3 * MOVED), torch.full((blocks,), BLOCK * MOVED**2)
-        offers.append(Offer(thread, 1, u + apart, movement))
-    one, other = offers
-    try:
-        assert one.fragments == -(-SIZE // (4 * LEAST))
-        for index in range(one.fragments):
-            said, answer = (each.open(index, bytes(16)).result(10) for each in offers)
-            while isinstance(said, bytes) and isinstance(answer, bytes):
-                received = one.receive(index, answer), other.receive(index, said)
-                said, answer = (each.result(10) for each in received)
-            for each in offers:
-                each.apply(index, 1.0)
-        for each in offers:
-            each.stats().result(10)
-    finally:
-        for thread in threads:
-            thread.close()
+    moved = [MOVED * noise(seed, size) for seed in (1, 2)]
+    with nodes("lattice:4", (posts[0].append, posts[1].append), least) as threads:
+        offers = [Offer(t, 1, noise(0, size) + m, movement(m)) for t, m in zip(threads, moved, strict=True)]
+        assert offers[0].fragments == 128
+        for index in range(128):
+            swapped(offers, index)
+            for offer in offers:
+                offer.apply(index, 1.0)
+        for offer in offers:
+            offer.stats().result(DEADLINE_S)
     ours, theirs = ([each for each in found if isinstance(each, Correct)] for found in posts)
-    assert [each.start for each in ours] == list(range(0, SIZE, 4 * LEAST))
+    assert [each.start for each in ours] == list(range(0, size, 4 * least))
     c = torch.cat([each.correction for each in ours])
-    assert len(c) == SIZE and float(c.norm()) > 0
+    assert len(c) == size and float(c.norm()) > 0
     assert torch.equal(c, -torch.cat([each.correction for each in theirs]))

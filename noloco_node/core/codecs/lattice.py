@@ -83,7 +83,7 @@ class Lattice:
         return cls(int(parameter or 4))
 
     def converse(self, u: Tensor, index: int, exchange_id: bytes, moved: Tensor | None = None) -> "LatticeConversation":
-        """`moved`: max|βΔ| of each of the fragment's blocks, as `outer.movement` gives them."""
+        """`moved`: of each of the fragment's blocks, as `hints` gives them (codec.py)."""
         blocks = -(-u.numel() // BLOCK)
         memory = self._memories.get(index)
         if memory is None or memory.blocks != blocks:

@@ -3,8 +3,9 @@
 A range is an fp32 number with two bits after the leading one, (4, 5, 6 or 7)/4 · 2^e, kept as the upper 11 bits of that
 number: its *code* counts quarter octaves, and one more is the next larger range.
 
-- *Wished for*: 2.2 · max|βΔ| of the block, halfway (in octaves) towards what earlier exchanges saw there, relative to
-  the rest of the fragment. Never so small that k would not fit (LIMIT in core/kernels/tables.py).
+- *Wished for*: 2.2 · max|βΔ| of the block (at least a share of the vector's: `hints` in codec.py), halfway (in octaves)
+  towards what earlier exchanges saw there, relative to the rest of the fragment. Never so small that k would not fit
+  (LIMIT in core/kernels/tables.py).
 - *Agreed*: how far apart a pair is depends on when its two sides last swapped and with whom, and changes fivefold from
   one partner to the next, by the same factor in all blocks. So each side also sends a few elements of u in full: the
   0.9 quantile of |u_j − u_i| over the larger of both ranges is the shift of all ranges. It is computed in whole numbers
