@@ -61,20 +61,21 @@ def test_one_of_six_flips_signs(figure: Callable[[str], None]) -> None:
 
 
 def test_whom_a_node_may_call_does_not_depend_on_what_they_say_of_themselves(tmp_path: Path) -> None:
-    def called(**said: Any) -> dict[str, str]:
+    def called(**said: Any) -> tuple[dict[str, str], str]:
         author = Identity.load_or_create(tmp_path / "author.key")
         trainer = TrainingNode(
             NodeConfig(home=tmp_path / "home"), lambda _: None, sign(Manifest(name="tiny", rounds=5), author)
         )
-        given: list[dict[str, str]] = []
-        trainer._rounds = SimpleNamespace(candidates=given.append)
+        given: list[tuple[dict[str, str], str]] = []
+        trainer._rounds = SimpleNamespace(candidates=lambda places, own: given.append((places, own)))
         shown = accept(author.peer_id, record(author, **said), RUN, NOW, 60.0)
         assert shown is not None, "it is believed so far"
         trainer._membership.seen = {author.peer_id: shown}
         trainer._update_candidates()
         return given[-1]
 
-    assert called(**FALSE) == called() != {}
+    said, found = called(**FALSE), called()
+    assert said == found and found[0]
 
 
 def beside_one(says: dict[str, Any]) -> tuple[Swarm, list[Seen]]:
