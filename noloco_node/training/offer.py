@@ -6,7 +6,7 @@ snapshot; only corrections change it, for the round's next partner.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -110,10 +110,11 @@ class CodecThread:
 
         self._executor.submit(begin)
 
-    def bound(self, sizes: Sequence[int], movement: Movement) -> None:
-        """What one swap may move follows from what the replica itself moves; at each boundary with an offer."""
+    def bound(self, parameters: int, elements: int, movement: Movement) -> None:
+        """What one swap may move follows from what the replica itself moves; at each boundary with an offer.
+        `elements`: of a fragment."""
         if self.bounds is None:
-            self.bounds = CorrectionBounds(sizes)
+            self.bounds = CorrectionBounds(fragments.sizes(parameters, elements))
         self.bounds.moved(movement)
 
     def close(self) -> None:
@@ -189,8 +190,7 @@ class Offer:
     # ---- on the codec thread ----
     def _begin(self, peaks: Tensor, squares: Tensor) -> None:
         gpu.keep((self._u, peaks, squares))
-        sizes = fragments.sizes(len(self._u), self._elements)
-        self._thread.bound(sizes, Movement.of(peaks, squares, self._elements // BLOCK))
+        self._thread.bound(len(self._u), self._elements, Movement.of(peaks, squares, self._elements // BLOCK))
         (moved,) = gpu.to_host(peaks)  # waits: from here on, u can be read in host memory too
         self._moved = hints(torch.from_numpy(moved))
 
