@@ -11,10 +11,10 @@ needs a `Tick`. A failure is an event like the rest. Notable choices:
 - An unanswered outgoing call does not make a node busy. A call that comes in meanwhile is accepted if it ranks before
   our own call, which is then hung up; else it is held until our own call is answered. A call's rank is a hash of caller
   and callee: both ends know it, so calls that cross, and rings of any length, resolve the same way everywhere (in a
-  ring the first in rank stands). It favours no machine, and no caller can choose it, as it could an id that it draws.
-  Nor does an appointment: who calls while this node waits is accepted, and the appointment hung up. (Two that waited
-  for the next offers of others did not meet each other, and who came after them found everybody promised: of eight
-  nodes whose boundaries lie close, 3.3% of rounds ended alone, and 1.1% with this.)
+  ring the first in rank stands). It favours no machine; who draws ids until one ranks first wins calls, but no larger
+  share of rounds. An appointment has no rank: who calls while this node waits is accepted, and the appointment hung up.
+  (Two that waited for the next offers of others did not meet each other, and who came after them found everybody
+  promised: of eight nodes whose boundaries lie close, 3.3% of rounds ended alone, and 1.1% with this.)
 - A swap may last over boundaries. While one is under way a boundary opens no offer: that round is `solo: swapping`.
 - A swap that fails leaves the offer open for another partner: what was applied stays, and the offered vector has moved
   with it, so the next partner swaps what is there now. The peer is neither called nor accepted for a while, nor one
@@ -150,6 +150,8 @@ class _Swap:
     """At its beginning and at each of these."""
     given_up: str | None = None
     """Why this node hung up."""
+    instead: bool = False
+    """Our own call was hung up for it."""
 
 
 @dataclass(slots=True)
@@ -354,11 +356,12 @@ class Round:
         if event.reason is None:
             self.partners.charge(swap.peer, swap.place, max(1.0, held_s / self._phase_s))
             return self._at_whole_swap(offer, swap.peer, held_s, event, now)
-        held_phases = max(
-            held_s / self._phase_s, 1 / BROKEN_FACTOR if event.faulty else 0.0
-        )  # the next identity is free
-        ours = not event.faulty and event.reason in OWN_FAULTS
-        self.partners.charge(swap.peer, swap.place, (1.0 if ours else BROKEN_FACTOR) * held_phases)
+        held_phases = held_s / self._phase_s
+        if ours := not event.faulty and event.reason in OWN_FAULTS:
+            self.partners.charge(swap.peer, swap.place, held_phases)
+        else:  # one that brought nothing costs its place a whole round, however short it was: new identities are free
+            least = 0.0 if event.applied and not event.faulty else 1.0
+            self.partners.charge(swap.peer, swap.place, max(least, BROKEN_FACTOR * held_phases))
         self.partners.backoffs.failed(swap.peer, now, self._phase_s)
         if event.faulty:
             self.partners.ledger.misbehaved(swap.peer, event.reason, now, self._phase_s)
@@ -366,6 +369,7 @@ class Round:
             self.partners.ledger.failed(swap.peer, held_s, now, self._phase_s)
         too_slow = offer.lag >= MAX_LAG
         offer.reason, offer.failed_with = TOO_SLOW if too_slow else swap.given_up or event.reason, swap.peer
+        offer.calls -= swap.instead and not event.applied
         offer.applied += event.applied
         offer.one_sided += event.one_sided
         if not (self._closed or now >= self._next_boundary() or too_slow):
@@ -451,12 +455,12 @@ class Round:
         ours: list[Action] = [HangUp(self._outgoing.exchange)] if self._outgoing else []
         self._outgoing = None
         self._held = None if call is self._held else self._held
-        begun = self._begin_swap(call.exchange, call.peer, call.place, now)
+        begun = self._begin_swap(call.exchange, call.peer, call.place, now, instead=bool(ours))
         return [*ours, *begun, Accept(call.exchange, call.peer, offer.round)]
 
-    def _begin_swap(self, exchange: bytes, peer: str, place: str, now: float) -> list[Action]:
+    def _begin_swap(self, exchange: bytes, peer: str, place: str, now: float, *, instead: bool = False) -> list[Action]:
         """A held call is declined."""
-        self._swap = _Swap(exchange, peer, place, now)
+        self._swap = _Swap(exchange, peer, place, now, instead=instead)
         self.partners.begins(peer, place)
         return self._decline_held(now)
 

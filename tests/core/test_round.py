@@ -4,7 +4,7 @@ import heapq
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from statistics import fmean
 from typing import TypeVar
 
@@ -775,6 +775,55 @@ class BesideRefusing(Swarm):
         self.at(0.15, lambda: self.handle(n, refused))
 
 
+class BesideHangingUp(Swarm):
+    """Beside identities of one host that call each node, hang up as soon as they are accepted, and let the next ones
+    call at the same moment. Their names are such that a node's own call is hung up for theirs."""
+
+    def __init__(self, honest: int, phase_s: float) -> None:
+        super().__init__([phase_s] * honest, 1)
+        self.wait_s = max(0.3, phase_s / 50)
+        self.appointed: dict[str, bytes] = {}
+        self.accepted: Counter[tuple[str, int]] = Counter()
+        self.hostile: dict[str, Iterator[str]] = {}
+        names = (f"x{k}" for k in itertools.count())
+        for n in self.names:
+            self.handle(n, Candidates({peer: peer for peer in self.names if peer != n}))
+            first = (x for x in names if all(_rank(x, n) < _rank(n, peer) for peer in self.names if peer != n))
+            self.hostile[n] = itertools.cycle(list(itertools.islice(first, 40)))
+            self.at(self.rng.random(), lambda n=n: self.call(n))
+
+    def call(self, n: str) -> None:
+        exchange, one = self.rng.randbytes(16), next(self.hostile[n])
+        self.callers[exchange] = (one, n)
+        self.handle(n, Called(exchange, one, 86400.0, "one host"))
+
+    def later(self, n: str, event: Event) -> None:
+        if n in self.names:
+            super().later(n, event)
+        else:
+            exchange, victim = event.exchange, self.callers[event.exchange][1]
+            self.at(self.delay_s * self.rng.uniform(0.5, 1.5), lambda: self.answered(victim, exchange, event))
+
+    def answered(self, n: str, exchange: bytes, event: Event) -> None:
+        if isinstance(event, Appointed):
+            self.appointed[n] = exchange
+            return
+        if self.appointed.get(n) == exchange:
+            del self.appointed[n]
+        if isinstance(event, Accepted):
+            self.at(self.delay_s, lambda: self.hang_up(n, exchange))
+        else:
+            self.at(self.wait_s, lambda: None if n in self.appointed else self.call(n))
+
+    def hang_up(self, n: str, exchange: bytes) -> None:
+        if n not in self.appointed:
+            self.call(n)  # for the next offer
+        self.handle(n, CallerGone(exchange))
+        self.accepted[n, self.rounds[n]] += 1
+        if self.accepted[n, self.rounds[n]] < MAX_CALLS:
+            self.call(n)
+
+
 class BesideCrowd(Swarm):
     """Beside identities of one host that call each node again and again, and swap as they should, whoever called.
     `fail`: between these times calls of the nodes to each other are not answered."""
@@ -861,6 +910,20 @@ def test_who_refuses_each_call_takes_few_rounds(
     swarm = BesideRefusing(honest, hostile, phase_s, call=call)
     swarm.run(80 * phase_s)
     assert sum(swarm.committed.values()) >= share * sum(swarm.rounds.values())
+
+
+@pytest.mark.parametrize(("honest", "phase_s", "share"), [(3, 10.0, 0.9), (4, 60.0, 0.95), (8, 60.0, 0.97)])
+def test_who_hangs_up_once_accepted_takes_few_rounds(honest: int, phase_s: float, share: float) -> None:
+    """All but 3 to 6% of them, when such a call cost its host only the time that it lasted, and used up one of the
+    calls that the node itself may make for its offer."""
+    swarm = BesideHangingUp(honest, phase_s)
+    swarm.run(40 * phase_s)
+    assert sum(swarm.committed.values()) >= share * sum(swarm.rounds.values())
+    broken = [
+        swarm.machines[n].partners.ledger.free_at(other, alone=False) - swarm.now
+        for n, other in itertools.permutations(swarm.names, 2)
+    ]
+    assert max(broken) <= phase_s, "honest nodes do not blame each other for it"
 
 
 def test_sixty_four_equal_nodes_commit_and_meet_many() -> None:
