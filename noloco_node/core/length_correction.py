@@ -21,6 +21,7 @@ Lengths are read from the device once a round: a correction that lands waits for
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
 
@@ -93,8 +94,10 @@ class LengthCorrection:
             tensor.corrected, tensor.elements, tensor.learned, tensor.before = 0.0, 0, False, tensor.scale
         self._landed.clear()
 
-    def complete(self, start: int, c: Tensor) -> Tensor:
-        """For a correction of the elements from `start` on. Returns what to add: c, and what is owed there."""
+    @contextmanager
+    def completed(self, start: int, c: Tensor) -> Iterator[Tensor]:
+        """What to add, within, for a correction of the elements from `start` on: c, and what is owed there. If that
+        fails, as a GPU may have no memory for it, it is owed as before."""
         end = start + len(c)
         if end > len(self._owed):
             raise ValueError(f"{len(c)} elements from {start} on do not lie in a vector of {len(self._owed)}")
@@ -106,15 +109,14 @@ class LengthCorrection:
         unread = [(tensor, torch.linalg.vector_norm(part)) for tensor, part in parts]
         again = start in self._landed  # of the round's second partner, whose fragments lie in the same places
         whole = c if again else c + self._owed[start:end].to(c.device, non_blocking=True)
-        for tensor, part in parts:  # from here on nothing is allocated: where a GPU has no memory, nothing has changed
+        yield whole
+        for tensor, part in parts:
             tensor.elements += len(part)
         self._unread += unread
-        if not again:
-            self._landed.add(start)
-        return whole
+        self._landed.add(start)
 
     def owed(self, start: int, size: int) -> Tensor:
-        """What `complete` added in these elements, for the last offer."""
+        """What `completed` added in these elements, for the last offer."""
         return self._owed[start : start + size]
 
     def take_back(self, start: int, size: int) -> None:

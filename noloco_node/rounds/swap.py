@@ -78,7 +78,8 @@ class Vectors(Protocol):
         """What to send next, or the factor that our bounds allow: the correction is whole, and `apply` adds it."""
 
     def apply(self, index: int, scale: float) -> "Future[None]":
-        """Done when the correction was added, or never will be; in the order of the calls."""
+        """Done when the correction was added, or never will be, as other weights came; in the order of the calls.
+        OutOfMemory: it was not."""
 
     def stats(self) -> "Future[CodecStats]":
         """How well the round's fragments were coded, once every `apply` has been passed on."""
@@ -103,7 +104,7 @@ class Backlog:
     async def room(self, size_bytes: int) -> None:
         """Waits until one more of this size may wait; alone it always may."""
         while (waiting := self.bytes) and waiting + size_bytes > self._limit_bytes:
-            await asyncio.wait({asyncio.wrap_future(self._waiting[0][1])})
+            await asyncio.gather(asyncio.wrap_future(self._waiting[0][1]), return_exceptions=True)  # its swap will see
 
 
 class Swap:
@@ -137,6 +138,8 @@ class Swap:
         """The factors that the partner allows, by places that we lead."""
         self._sent: dict[int, int] = {}
         """The link's number of our last frame, by places under way."""
+        self._added: list[Future[None]] = []
+        """The corrections that were handed over, without those at the front that were added."""
         self._fragment_bytes = 0
         """Of the largest payload: with most codecs the second of a fragment, after one of a few kB."""
         self.applied = 0
@@ -149,6 +152,7 @@ class Swap:
         self._link.begin_swap(as_caller=self._leads)
         await self._settled()
         while self.applied < len(self._order):
+            self._require_added()
             may_lead = self.applied in self._whole and self.applied in self._acked
             if not may_lead:  # else first our word, for which the partner waits
                 await self._open_ahead()
@@ -243,7 +247,15 @@ class Swap:
         del self._whole[self.applied], self._sent[self.applied]
         added = self._vectors.apply(self._order[self.applied], scale)
         self._backlog.add(self._vectors.correction_bytes, added)
+        self._added.append(added)
         self.applied += 1
+
+    def _require_added(self) -> None:
+        """Raises what kept a correction from being added, which the partner has added: no more of them get lost."""
+        while self._added and self._added[0].done():
+            if lost := self._added.pop(0).exception():
+                self.one_sided += 1
+                raise lost
 
     async def _finish(self) -> None:
         if not self._leads:

@@ -18,6 +18,7 @@ What can be tried beyond one plain swap a phase:
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -231,9 +232,9 @@ class NoLoCo(Algorithm):
     def _correct(self, outer: Outer, row: int, index: int, pending: "_Pending") -> None:
         start, end = fragments.bounds(index, outer.theta.shape[1], self._slice)
         c = pending.c[row, start:end]
-        whole = self._norms[row].complete(start, c) if self._norms else c
         theta, phi, delta = (matrix[row, start:end] for matrix in (outer.theta.detach(), outer.phi, outer.delta))
-        core.correct(theta, phi, delta, whole, self._hyper)
+        with self._norms[row].completed(start, c) if self._norms else nullcontext(c) as whole:
+            core.correct(theta, phi, delta, whole, self._hyper)
         pending.added[row, start:end] = whole
 
     def _judge(self, outer: Outer, row: int, partner: int, pending: "_Pending") -> None:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -121,6 +121,19 @@ class CodecThread:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A correction before it is applied, in all the memory of a GPU that this takes: from here on the partner counts on
+    it."""
+
+    exchange: bytes
+    here: Tensor
+    """Where u is."""
+    near: Tensor
+    """Where it is added."""
+    kept: Packed
+
+
 class Offer:
     """What `rounds/swap.py` calls Vectors. All methods fail with NonFinite once the offered weights are given up, and
     with OutOfMemory where a GPU has no memory for a moment."""
@@ -145,8 +158,8 @@ class Offer:
         self._device = device or u.device
         self._moved = movement[0]
         self._conversations: dict[int, Conversation] = {}
-        self._corrections: dict[int, tuple[Received, bytes]] = {}
-        """Those that are whole and not applied, and their exchanges."""
+        self._corrections: dict[int, _Whole] = {}
+        """Those that are not applied."""
         self._applied: dict[bytes, dict[int, Packed]] = {}
         """By exchange, until it is judged."""
         self._taken_back: dict[int, list[Packed]] = {}
@@ -219,26 +232,29 @@ class Offer:
             raise
         if scale == 1:  # else it was not what is usual, and nothing is learned from it
             conversation.learn()
+        self._corrections[index] = self._whole(received, received.correction)
         self._stats.add(conversation.stats)
         del self._conversations[index]
-        self._corrections[index] = received, self._exchange
         return scale
 
+    def _whole(self, received: Received, here: Tensor) -> _Whole:
+        near = here
+        if self._device.type != "cpu":
+            near = here.clone() if here.device == self._device else gpu.to_device(here.numpy(), self._device)
+        return _Whole(self._exchange, here, near, Packed(here, received.unit, most=received.most))
+
     def _apply(self, index: int, scale: float, added: "Future[None]") -> None:
-        received, exchange = self._corrections.pop(index)
-        if received.correction is None:
-            raise RuntimeError("applied before it was whole")
-        correction = scaled(received.correction, scale)
-        kept = Packed(received.correction, received.unit, scale, received.most)
+        whole = self._corrections.pop(index)
+        whole.kept.scale = scale
+        on_cpu = self._device.type == "cpu"
+        near = scaled(whole.here, scale) if on_cpu else whole.near.mul_(scale)  # a GPU is asked for no memory any more
         start, end = self._bounds(index)
-        near = correction
-        if correction.device != self._device:
-            near = gpu.to_device(correction.numpy(), self._device)
         ready = gpu.record(self._device)
-        judged = partial(self._when_judged, exchange)
-        self._thread.post(Correct(self.round, start, near, added, kept, exchange, judged, ready))
-        self._u[start:end] += correction  # a further partner of the round swaps u + c
-        self._applied.setdefault(exchange, {})[index] = kept
+        judged = partial(self._when_judged, whole.exchange)
+        self._thread.post(Correct(self.round, start, near, added, whole.kept, whole.exchange, judged, ready))
+        # a further partner of the round swaps u + c
+        self._u[start:end] += near if near.device == self._u.device else scaled(whole.here, scale)
+        self._applied.setdefault(whole.exchange, {})[index] = whole.kept
 
     def _when_settled(self, settled: "Future[None]") -> None:
         self._thread.waiting.setdefault(self.round, []).append(settled)

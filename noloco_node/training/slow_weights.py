@@ -7,7 +7,7 @@ taken back, also boundaries later. φ and δ lie beside θ where they fit, else 
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -129,11 +129,10 @@ class SlowWeights:
         same, for `take_back`, until `let_stay`."""
         if offered_round <= self._replaced_in:
             return
-        change = c
-        if self._lengths and offered_round == self._owed_for:
-            change = self._lengths.complete(start, c)
-        added = _Added(start, kept or Packed(c), offered_round, change is not c)
-        self._change(added, change)
+        owes = self._lengths if offered_round == self._owed_for else None
+        with owes.completed(start, c) if owes else nullcontext(c) as change:
+            added = _Added(start, kept or Packed(c), offered_round, change is not c)
+            self._change(added, change)
         self._added.append(added)
 
     def let_stay(self) -> None:

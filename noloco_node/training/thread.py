@@ -291,6 +291,7 @@ class TrainingThread:
             command.added.set_result(None)
 
     def _correct(self, replica: Replica, command: mailbox.Correct) -> None:
+        lost: OutOfMemory | None = None
         try:
             try:
                 self._apply(replica, command)
@@ -299,8 +300,12 @@ class TrainingThread:
                 self._apply(replica, command)
         except torch.OutOfMemoryError:
             log.warning("a correction is lost: the GPU has no memory for it")
+            lost = OutOfMemory("the GPU has no memory for a correction")
         finally:
-            command.added.set_result(None)
+            if lost:
+                command.added.set_exception(lost)
+            else:
+                command.added.set_result(None)
 
     def _apply(self, replica: Replica, command: mailbox.Correct) -> None:
         self._swap = _Swap(command.exchange, command.judged)

@@ -31,8 +31,8 @@ class Replica:
     def complete(self, c: Tensor, fragment: int) -> None:
         for start in range(0, len(c), fragment):
             part = slice(start, start + fragment)
-            whole = self.norms.complete(start, c[part])
-            outer.correct(self.theta[part], self.phi[part], self.delta[part], whole, HYPER)
+            with self.norms.completed(start, c[part]) as whole:
+                outer.correct(self.theta[part], self.phi[part], self.delta[part], whole, HYPER)
 
 
 def met(one: Replica, other: Replica, moves: tuple[Tensor, Tensor], fragment: int = 1000) -> None:
@@ -89,16 +89,19 @@ def test_fragments_may_be_cut_anywhere(fragment: int) -> None:
 def test_a_swap_that_fails_teaches_only_what_was_received_whole() -> None:
     one, (a, b) = Replica([64, 64]), orthogonal(64)
     one.boundary(torch.cat([a, a]))
-    one.norms.complete(0, (torch.cat([b, b]) - torch.cat([a, a]))[:100] / 2)
+    with one.norms.completed(0, (torch.cat([b, b]) - torch.cat([a, a]))[:100] / 2):
+        pass
     assert one.norms.scales[0] > 1 and one.norms.scales[1] == 1
 
 
 def test_a_further_partner_teaches_nothing_more() -> None:
     one, (a, b) = Replica([64]), orthogonal(64)
     one.boundary(a)
-    one.norms.complete(0, (b - a) / 2)
+    with one.norms.completed(0, (b - a) / 2):
+        pass
     learned = one.norms.scales
-    one.norms.complete(0, 100 * b)
+    with one.norms.completed(0, 100 * b):
+        pass
     assert one.norms.scales == learned
 
 
@@ -107,7 +110,8 @@ def test_whatever_a_partner_says_the_scale_stays_in_bounds(length: float) -> Non
     one = Replica([64])
     for _ in range(20):
         one.boundary(orthogonal(64)[0])
-        one.norms.complete(0, torch.full((64,), length))
+        with one.norms.completed(0, torch.full((64,), length)):
+            pass
     assert 1 <= one.norms.scales[0] <= LARGEST_SCALE
 
 
@@ -145,7 +149,8 @@ def test_the_length_comes_with_the_correction_and_once() -> None:
     mean = HYPER.alpha * delta + (us[0] + us[1]) / 2
     assert one.phi == pytest.approx(mean, abs=1e-3)
     nothing = torch.zeros(64)
-    assert torch.equal(one.norms.complete(0, nothing), nothing)
+    with one.norms.completed(0, nothing) as whole:
+        assert torch.equal(whole, nothing)
 
 
 def test_of_a_failed_swap_only_what_was_applied_is_longer() -> None:
@@ -157,4 +162,5 @@ def test_of_a_failed_swap_only_what_was_applied_is_longer() -> None:
     assert not torch.equal(one.phi[:32], plain[:32]) and torch.equal(one.phi[32:], plain[32:])
     one.boundary(torch.zeros(64))
     nothing = torch.zeros(64)
-    assert torch.equal(one.norms.complete(0, nothing), nothing), "the next round owes nothing of the last"
+    with one.norms.completed(0, nothing) as whole:
+        assert torch.equal(whole, nothing), "the next round owes nothing of the last"

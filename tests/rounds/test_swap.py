@@ -15,7 +15,7 @@ from virtual_clock import run_virtual
 
 from noloco_node.core import fragments
 from noloco_node.core.codecs.codec import CodecStats, Payload
-from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
+from noloco_node.errors import OutOfMemory, PeerFault, PeerLost, PeerMisbehaved
 from noloco_node.rounds import pieces
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.swap import DONE_S, SLOW_STREAMS, WINDOW, Backlog, Swap
@@ -143,10 +143,10 @@ async def meet(  # noqa: PLR0917
         for link, v in zip(links, (a, b), strict=True)
     ]
 
-    async def run(swap: Swap, link: Link) -> PeerFault | None:
+    async def run(swap: Swap, link: Link) -> PeerFault | OutOfMemory | None:
         try:
             await swap.run()
-        except PeerFault as fault:
+        except (PeerFault, OutOfMemory) as fault:
             return fault
         finally:
             link.close()
@@ -267,6 +267,21 @@ async def test_behind_a_long_step_corrections_wait_within_their_bound(fits: int,
     assert behind.applied == quick.applied == fragments.order(23, EXCHANGE)
     assert max(ended_steps) == fits, "as many as may, and no more"
     assert len(ended_steps) - ended_steps.count(0) == -(-23 // fits)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+async def test_a_correction_that_could_not_be_added_ends_the_swap(leads: bool) -> None:
+    """Else the partner would go on adding what is lost here."""
+    full, well = Behind("a", 23), Words("b", 23)
+    meeting = asyncio.create_task(meet(*((full, well) if leads else (well, full)), backlog_bytes=250))
+    for _ in range(2000):
+        await asyncio.sleep(0)
+    full.waiting.popleft().set_exception(OutOfMemory("full"))
+    full.end_step()
+    swaps_and_faults = await meeting
+    swap, fault = swaps_and_faults[::2] if leads else swaps_and_faults[1::2]
+    assert isinstance(fault, OutOfMemory) and swap.one_sided >= 1
+    assert len(full.applied) <= 3 and len(well.applied) <= 4
 
 
 async def test_swaps_share_one_backlog_and_a_large_correction_may_wait_alone() -> None:

@@ -46,9 +46,7 @@ def swapped(offers: list[Offer], index: int) -> tuple[Tensor, float]:
     said = [offer.open(index, bytes(16)).result(DEADLINE_S) for offer in offers]
     while isinstance(said[0], bytes):
         said = [o.receive(index, p).result(DEADLINE_S) for o, p in zip(offers, reversed(said), strict=True)]
-    c = offers[0]._corrections[index][0].correction
-    assert c is not None
-    return c, offers[0].stats().result(DEADLINE_S).missed_share
+    return offers[0]._corrections[index].here, offers[0].stats().result(DEADLINE_S).missed_share
 
 
 @pytest.mark.parametrize("name", ["lattice:3", "lattice:4"])

@@ -15,13 +15,17 @@ from pretended_device import CUDA, PretendedGpu, Seen, pretended_gpu
 from replicas import HeldUp, assert_same, exchange, live_state, small_text, train
 from test_thread import answer, running, swap
 
+from noloco_node.core import outer
 from noloco_node.core.codecs.by_name import codec, rehearse
 from noloco_node.core.codecs.codec import Packed
+from noloco_node.core.gpu import wait
 from noloco_node.core.kernels import BLOCK, Grid, for_device
+from noloco_node.errors import OutOfMemory
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import background_copy, language, memory_budget
 from noloco_node.training.build import build_replica
-from noloco_node.training.mailbox import Ready
+from noloco_node.training.mailbox import Command, Correct, Ready
+from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
@@ -252,6 +256,73 @@ def test_a_correction_waits_for_nothing(gpu: PretendedGpu, replica: Callable[...
             it.slow.apply(start, c[start : start + (1 << 17)], it.round)
     assert not seen.waits, lines(seen)
     assert seen.pageable <= PAGEABLE
+
+
+def test_a_correction_that_finds_no_memory_midway_lands_once(
+    gpu: PretendedGpu, replica: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is longer than what is worked on at once. Its first piece landed twice, and the length owed there never."""
+    monkeypatch.setattr(outer, "PIECE", 1 << 12)
+    one, other = replica(), replica()
+    c, failed = torch.full((3 << 12,), 1e-4, device=CUDA), 0
+    for each in (one, other):
+        each.slow.load_scales([1.25] * len(each.slow.scales))
+        train(each, 1)
+        each.step(), each.step(), each.snapshot(), each.boundary()
+    while True:
+        gpu.allowed_bytes = gpu.allocated + (failed << 13)
+        try:
+            one.slow.apply(0, c, one.round)
+        except torch.OutOfMemoryError:
+            failed += 1
+        else:
+            break
+    gpu.allowed_bytes = gpu.total_bytes
+    other.slow.apply(0, c, other.round)
+    assert failed
+    for mine, theirs in ((one.theta, other.theta), (one.phi, other.phi), (one.delta, other.delta)):
+        assert torch.equal(mine.cpu(), theirs.cpu())
+    one.snapshot(), other.snapshot()
+    assert one.slow.scales == other.slow.scales
+
+
+@pytest.mark.parametrize("name", ["lattice:4", "fp32"])
+@pytest.mark.parametrize("where", ["cuda", "cpu"])
+def test_what_a_partner_counts_on_takes_no_more_memory(gpu: PretendedGpu, name: str, where: str) -> None:
+    """Where a correction is whole, the partner may add it. There is memory for it then, or the swap ends before."""
+    rehearse(name, CUDA)
+    posts: list[Command] = []
+    u = torch.randn(64 * BLOCK, generator=torch.Generator().manual_seed(1))
+    moved = torch.ones(64), torch.full((64,), float(BLOCK))
+    with closing(CodecThread(codec(name), posts.append, 64 * BLOCK)) as thread:
+        mine = Offer(thread, 1, u.clone().to(where), moved, torch.device(CUDA))
+        failed = 0
+        while not posts:
+            theirs = codec(name).converse(u + 1e-3 * u.sin(), 0, bytes(16), moved[0])
+            said, answer = theirs.open(), mine.open(0, bytes(16)).result()
+            if name != "fp32":
+                said, answer = theirs.receive(answer).reply, mine.receive(0, said).result()
+            gpu.allowed_bytes = gpu.allocated + (failed << 14)
+            try:
+                scale = mine.receive(0, said).result()
+            except OutOfMemory:
+                failed += 1
+            else:
+                gpu.allowed_bytes = gpu.allocated
+                assert scale == 1
+                mine.apply(0, 0.5)
+                mine.stats().result()
+                assert posts
+            gpu.allowed_bytes = gpu.total_bytes
+            thread.codec.forget()
+        assert failed
+        (correction,) = posts
+        assert isinstance(correction, Correct) and correction.correction.is_cuda
+        offered = thread.do(1, mine._u.cpu).result()
+        wait(correction.ready, torch.device(CUDA))
+        added = correction.correction.cpu()
+        assert correction.kept and torch.equal(added, correction.kept.applied(CUDA).cpu()) and added.any()
+        assert torch.equal(offered, u + added)
 
 
 # ---- threads that swap -----------------------------------------------------------------------------------------------

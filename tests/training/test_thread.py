@@ -128,7 +128,7 @@ def swap(one: Offer, other: Offer) -> list[tuple[torch.Tensor, torch.Tensor]]:
         while isinstance(said[0], bytes):
             said = answer(one.receive(index, said[1])), answer(other.receive(index, said[0]))
         scale = min(said)
-        corrections.append(tuple(scaled(side._corrections[index][0].correction.cpu(), scale) for side in (one, other)))
+        corrections.append(tuple(scaled(side._corrections[index].here.cpu(), scale) for side in (one, other)))
         added += [one.apply(index, scale), other.apply(index, scale)]
     for each in added:
         answer(each)

@@ -76,7 +76,7 @@ def talk(one: Offer, other: Offer, index: int, exchange: bytes) -> float:
 
 
 def correction(offer: Offer, index: int) -> Tensor:
-    found = offer._corrections[index][0].correction
+    found = offer._corrections[index].here
     assert found is not None
     return found
 
