@@ -12,6 +12,9 @@ from noloco_node.base.addresses import Address
 
 _IPV4_PREFIX, _IPV6_PREFIX = 24, 48
 """The smallest networks that are routed on their own; a household or a rented server has addresses in one."""
+RELAYED = "over a relay"
+"""The place of all who come over a relay, as long as nobody who is trusted knows more of them. It is one for all
+relays: anybody may run one, so a host with a relay is at two places and not at as many as it likes."""
 
 
 def place_of(host: str) -> str:
@@ -28,17 +31,12 @@ def place_of(host: str) -> str:
     return str(ipaddress.ip_network((address, prefix), strict=False))
 
 
-def behind_relay(relay_host: str) -> str:
-    """The place of those who come over a relay, as long as nobody knows more of them."""
-    return f"relay {place_of(relay_host)}"
-
-
 def claimed(peer: str, addresses: Sequence[Address]) -> str:
     """The place at which a peer says that it is; one that names no address is at a place of its own."""
     if not addresses:
         return peer
     best = min(addresses, key=lambda address: address.ip is None)  # names cost nothing
-    return behind_relay(best.host) if best.relay else place_of(best.host)
+    return RELAYED if best.relay else place_of(best.host)
 
 
 class Random(Protocol):

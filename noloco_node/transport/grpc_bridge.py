@@ -23,7 +23,7 @@ import grpc.aio
 from noloco_node.base.addresses import Address
 from noloco_node.base.identity import is_peer_id
 from noloco_node.base.latest import remember
-from noloco_node.base.places import behind_relay, place_of
+from noloco_node.base.places import RELAYED, place_of
 from noloco_node.transport.base import TAKEN_S, lenient
 from noloco_node.transport.call_limits import MAX_REMEMBERED, SHUT_S
 from noloco_node.wire.messages import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES
@@ -97,8 +97,8 @@ class FarEnd(NamedTuple):
 
     @property
     def place(self) -> str:
-        """As base/places.py names it; who comes over a relay stands with it."""
-        return behind_relay(self.host) if self.relay else place_of(self.host)
+        """As base/places.py names it. Of who comes over a relay, transport/relayed_places.py may know more."""
+        return RELAYED if self.relay else place_of(self.host)
 
 
 @dataclass(eq=False, slots=True)

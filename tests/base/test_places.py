@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from noloco_node.base.addresses import parse
-from noloco_node.base.places import claimed, draw, place_of, several
+from noloco_node.base.places import RELAYED, claimed, draw, place_of, several
 
 RELAY = "12D3KooWD3eckifWpRn9wQpMG9R9hX3sD158z7EqHWmweQAJU5SA"
 
@@ -34,7 +34,7 @@ def test_addresses_of_one_network_are_one_place(host: str, place: str) -> None:
         ([], "anna"),
         (["/dns4/example.org/tcp/1", "/ip4/8.8.8.8/tcp/1"], "8.8.8.0/24"),
         (["/dns4/example.org/tcp/1"], "example.org"),
-        ([f"/ip4/8.8.8.8/tcp/1/p2p/{RELAY}/p2p-circuit"], "relay 8.8.8.0/24"),
+        ([f"/ip4/8.8.8.8/tcp/1/p2p/{RELAY}/p2p-circuit"], RELAYED),
     ],
 )
 def test_a_peer_says_where_it_is_by_its_best_address(texts: list[str], place: str) -> None:

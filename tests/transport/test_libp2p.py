@@ -24,6 +24,7 @@ from transport_peers import STEP_S, Exchange, OverLibp2p, Runs, drain, failure_o
 import noloco_node
 from noloco_node.base.addresses import ANY_LOCAL_PORT, ANY_PORT, Address, parse
 from noloco_node.base.identity import Identity
+from noloco_node.base.places import RELAYED
 from noloco_node.errors import IdentityInUse, NolocoError, SwarmUnreachable, UsageError
 from noloco_node.host.memory import process_bytes
 from noloco_node.transport import grpc_bridge, libp2p, reachability, self_view
@@ -410,13 +411,13 @@ async def test_a_relay_may_announce_what_does_not_lead_to_it_yet(net, caplog):
     assert not [record.message for record in caplog.records if "relay" in record.message]
 
 
-async def test_who_comes_over_a_relay_that_says_nothing_stands_with_it(net, monkeypatch):
+async def test_who_comes_over_a_relay_that_says_nothing_stands_with_all_such(net, monkeypatch):
     monkeypatch.setattr(libp2p.SelfViewService, "Whence", MirrorServicer.Whence)  # one of an older version
     await net.start(serves_relay=True)
     hidden, caller = await net.start(relay=ONLY), await net.start()
     assert await caller.reaches(hidden.peer_id, hidden.addresses(), 3)
     await until(lambda: not caller._relayed._asking)
-    assert caller.place_of(hidden.peer_id) == "relay 127.0.0.1"
+    assert caller.place_of(hidden.peer_id) == RELAYED
     assert hidden.place_of(hidden.peer_id) == hidden.peer_id, "strangers share its relay"
 
 
