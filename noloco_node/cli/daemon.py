@@ -121,8 +121,8 @@ def join(args: argparse.Namespace, train: Train = _train) -> int:
     if over:
         say = "asking the others whether its author has given it more rounds"
     if not (settings.bootstrap or signed):
-        settings = replace(settings, bootstrap=_seen(home) if settings.run else ())
-    if not (settings.bootstrap or signed):
+        settings = replace(settings, seen=_seen(home) if settings.run else ())
+    if not (settings.ways_in or signed):
         raise UsageError(
             "join needs an invitation: `noloco-node join <invitation>`, as the run's author hands it out. Without one "
             f"it goes on with the run of last time, and {home.root} knows no {'way to it' if earlier else 'run'}"
@@ -193,7 +193,7 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def _prepared(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
-    """Creates and locks the home, opens its log, checks the port, and finds a bootstrap address that answers."""
+    """Creates and locks the home, opens its log, checks the port, and finds an address that answers."""
     home = Home(settings.home).create()
     with home.lock(), log_setup.written(home, settings.log_level, settings.log_format):
         check_port(settings.listen)
@@ -201,8 +201,7 @@ def _prepared(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
 
 
 async def _afresh(home: Home, settings: NodeConfig) -> NodeConfig:
-    bootstrap = await _reachable(settings.bootstrap, home) if settings.bootstrap else ()
-    return replace(settings, listen=_last_port(settings.listen, home), bootstrap=bootstrap)
+    return replace(settings, listen=_last_port(settings.listen, home), seen=await _needed(settings, home))
 
 
 def _last_port(listen: Address, home: Home) -> Address:
@@ -215,16 +214,17 @@ def _last_port(listen: Address, home: Home) -> Address:
     return again
 
 
-async def _reachable(addresses: tuple[Address, ...], home: Home) -> tuple[Address, ...]:
-    """The bootstrap addresses; if none answers, also those of cached peers that answer now."""
+async def _needed(settings: NodeConfig, home: Home) -> tuple[Address, ...]:
+    """Of the peers seen earlier, those by which it joins: if none of its addresses answers, all that answer now."""
     try:
-        await reach(addresses)
+        if settings.ways_in:
+            await reach(settings.ways_in)
     except SwarmUnreachable:
         if not (answering := await _answering(home)):
             raise
         report("no bootstrap address answers: joining through peers seen earlier")
-        return (*addresses, *answering)
-    return addresses
+        return answering
+    return settings.seen
 
 
 async def _answering(home: Home) -> tuple[Address, ...]:

@@ -246,10 +246,17 @@ class NodeConfig:
     """Of lines in node.log and in the terminal: `text` for people, `json` (an object a line) for log collectors."""
     sinks: tuple[str, ...] = _key(_sinks, default=())
     """Where to write curves besides the run's own files: `tensorboard`, `wandb`; each is an extra to install."""
+    seen: tuple[Address, ...] = ()
+    """Peers seen earlier by which it joins, as no bootstrap node answers. No setting: nobody chose them, so they are
+    believed less (transport/libp2p.py)."""
     start_over: bool = False
     """Whether to begin with the run's first weights where nobody has later ones. No setting: it is about one `join`."""
     given: Mapping[str, object] = field(default_factory=dict)
     """Flags and what was remembered, as they were written: what is kept for the next time."""
+
+    @property
+    def ways_in(self) -> tuple[Address, ...]:
+        return (*self.bootstrap, *self.seen)
 
 
 _PARSERS: dict[str, Callable[[object], Any]] = {

@@ -49,12 +49,13 @@ class BaseNode:
         self._report = report
         self._home = Home(config.home)
         self._identity = Identity.load_or_create(self._home.identity)
-        first = self._is_rendezvous or not config.bootstrap  # others use it as their bootstrap
+        first = self._is_rendezvous or not config.ways_in  # others use it as their bootstrap
         self._transport = Libp2pTransport(
             self._identity,
             config.listen,
             config.announce,
             config.bootstrap,
+            config.seen,
             remove_at_end=(self._home.socket,),
             relay=config.relay,
             serves_relay=first and config.relay != OFF and not config.listen.is_loopback,

@@ -40,11 +40,11 @@ async def train(
         try:
             await node.run()
         except SwarmUnreachable as error:
-            known = {address.peer for address in config.bootstrap}
+            known = {address.peer for address in config.ways_in}
             more = [address for address in await seen() if address.peer not in known] if known else []
             if node.found_others or not more or told.is_set():
                 raise
-            config, failed = replace(config, bootstrap=(*config.bootstrap, *more)), str(error)
+            config, failed = replace(config, seen=(*config.seen, *more)), str(error)
         if failed:  # the rendezvous may have lost its key
             report(f"{failed}. Joining through peers seen earlier")
             node = TrainingNode(config, report, signed)

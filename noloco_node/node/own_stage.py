@@ -125,7 +125,7 @@ class OwnStage:
         """Whether it moves now. To be asked after each look, while this node trains and can save. Not who was told
         where to stay or for how long, nor the first node, by which others come."""
         config = self._config
-        if self.at is None or config.stage is not None or config.rounds is not None or not config.bootstrap:
+        if self.at is None or config.stage is not None or config.rounds is not None or not config.ways_in:
             return False
         run, holding, begun = rules.run, which_stage.holding(others), which_stage.has_begun(others)
         may_take = lambda stage, nodes: self._may_take(run, stage, nodes or not begun)  # noqa: E731

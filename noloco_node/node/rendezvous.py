@@ -39,7 +39,7 @@ class RendezvousNode(BaseNode):
     async def _live(self) -> None:
         self.waits_for("the directory of peers")
         place_of, answering = self._transport.place_seen, Answering(self._transport)
-        swarm = Directory(self._transport.p2p, self._config.bootstrap, place_of=place_of, answering=answering)
+        swarm = Directory(self._transport.p2p, self._config.ways_in, place_of=place_of, answering=answering)
         self._swarm = swarm
         await self._enter(swarm.start)
         self._handle(Signal.DIRECTORY_ENTERED)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from noloco_node.base import peer_names, periodic
+from noloco_node.base.addresses import Address
 from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, Sampled, WentSolo
 from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
 from noloco_node.checkpoints import listing
@@ -178,12 +179,12 @@ class TrainingNode(BaseNode):
             self._brings_run = False
         if run.stages is None:
             self._thread = self._start_training(run)
-        p2p, bootstrap = self._transport.p2p, self._config.bootstrap
+        p2p, ways_in = self._transport.p2p, self._config.ways_in
         stores = self._transport.can_be_called
         place_of, answering = self._transport.place_seen, Answering(self._transport)
         directory = Directory(
             p2p,
-            bootstrap,
+            ways_in,
             self._identity,
             run.run_id,
             stores=stores,
@@ -212,14 +213,19 @@ class TrainingNode(BaseNode):
                 raise SwarmUnreachable(f"{run.label} is over: its author has ended it. Join another run")
             self._recorder.open(self._home.run(run.run_id), run.label, self._config.sinks)
             self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
-            ways_in = [a for a in bootstrap or self._transport.addresses() if a.transport == "tcp" and not a.relay]
-            self._report_join_lines(invitation.lines(ways_in, run.run_id, signed.author))
+            self._report_join_lines(invitation.lines(self._ways_for_others(), run.run_id, signed.author))
             if run.membership == "invite":
                 self._report("each of them needs a token, which the author makes: `noloco-node invite <their peer id>`")
             duties += [group.create_task(duty) for duty in (*author.duties(), *self._duties())]
             await self._train(rules, self._training, ready)
             for duty in duties:
                 duty.cancel()
+
+    def _ways_for_others(self) -> list[Address]:
+        """The bootstrap nodes; where there are none, or none answered, also this node itself. Not peers seen earlier:
+        whoever is invited would believe them."""
+        own = self._transport.addresses() if self._config.seen or not self._config.bootstrap else ()
+        return [way for way in (*self._config.bootstrap, *own) if way.transport == "tcp" and not way.relay]
 
     def _remember(self, run: Manifest, signed: Signed) -> None:
         port = next((address.port for address in self._transport.addresses() if not address.relay), 0)
@@ -502,7 +508,7 @@ class TrainingNode(BaseNode):
 
     # ---- joining a run ----
     def _rendezvous(self) -> list[str]:
-        return [address.peer for address in self._config.bootstrap if address.peer != self._identity.peer_id]
+        return [address.peer for address in self._config.ways_in if address.peer != self._identity.peer_id]
 
     def _new_catch_up(self, run: Manifest, terms: client.StateTerms, ready: Ready) -> catch_up.CatchUp:
         coding = catch_up.coding(8 * ready.parameters, self._config.max_download)

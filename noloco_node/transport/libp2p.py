@@ -64,18 +64,21 @@ class Libp2pTransport:
         listen: Address,
         announce: Sequence[Address] = (),
         bootstrap: Sequence[Address] = (),
+        seen: Sequence[Address] = (),
         remove_at_end: Sequence[Path] = (),
         relay: str = AUTO,
         serves_relay: bool = False,
     ) -> None:
-        """`remove_at_end`: files elsewhere that are removed when this process ends, even by `kill -9`. `relay`: whether
-        to be called through one, AUTO, ONLY or OFF; `serves_relay`: whether to be one."""
+        """`seen`: peers to join and to be relayed through too, which nobody chose. So they are not believed in where
+        others are, or whom to dial, and one alone not in where this node can be called. `remove_at_end`: files
+        elsewhere that are removed when this process ends, even by `kill -9`. `relay`: whether to be called through one,
+        AUTO, ONLY or OFF; `serves_relay`: whether to be one."""
         self._hivemind = _import_hivemind()
         self.peer_id = identity.peer_id
         self._identity = identity
         self._listen = listen
         self._announce = [self._named(address) for address in announce]
-        self._bootstrap = tuple(dict.fromkeys(bootstrap))
+        self._bootstrap = tuple(dict.fromkeys((*bootstrap, *seen)))
         self._remove_at_end = remove_at_end
         self._services: list[Callable[[grpc.aio.Server], None]] = []
         self.is_partner: Callable[[str], bool] = lambda _: False
@@ -85,13 +88,15 @@ class Libp2pTransport:
         helpers: dict[str, list[Address]] = {}
         for address in self._others:
             helpers.setdefault(address.peer, []).append(address)
-        self._reach = Reachability(self.peer_id, relay, helpers, lambda: reversed(self._introduced), self.channel)
+        chosen = helpers.keys() & {address.peer for address in bootstrap}
+        others = lambda: reversed(self._introduced)  # noqa: E731
+        self._reach = Reachability(self.peer_id, relay, helpers, chosen, others, self.channel, self.place_of)
         self_view = SelfViewService(self._far_end, self._find_connected)
         self.serve(lambda server: add_MirrorServicer_to_server(self_view, server))
-        relays = helpers.keys() if relay == AUTO else ()
+        relays = chosen if relay == AUTO else ()
         self._punching = HolePunching(relays, self.channel, self._far_end, lambda: self._session.control)
         self.serve(lambda server: add_HolePunchingServicer_to_server(self._punching, server))
-        self._relayed = RelayedPlaces(self.channel, helpers.keys())
+        self._relayed = RelayedPlaces(self.channel, chosen)
         self._far_ends: dict[str, FarEnd] = {}
         """Of the last stream with each peer."""
         self._met_at: dict[str, float] = {}

@@ -5,18 +5,19 @@
     relayed      no peer could; a bootstrap peer forwards calls to us, until a direct way is found (hole_punching.py)
     outgoing     no peer could, and none forwards calls: we can only call others
 
+Where no bootstrap peer answered at the start, peers seen earlier are asked in their place, which anybody may be.
 Without bootstrap peers, or with some on this machine only, nothing is known.
 """
 
 import asyncio
 import ipaddress
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 import grpc.aio
 
-from noloco_node.base import periodic
+from noloco_node.base import periodic, places
 from noloco_node.base.addresses import Address, ip_address, seen_outside
 from noloco_node.transport import relay, self_view
 from noloco_node.transport.p2pd.control import P2pdControl
@@ -36,21 +37,25 @@ _SURVEY_EVERY = 10
 
 
 class Reachability:
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917
         self,
         peer_id: str,
         relays: str,
         helpers: Mapping[str, Sequence[Address]],
+        chosen: Set[str],
         others: Callable[[], Iterable[str]],
         channel: Callable[[str], grpc.aio.Channel],
+        place_of: Callable[[str], str],
     ) -> None:
-        """`relays`: AUTO, ONLY or OFF; `helpers`: the bootstrap peers and their addresses; `others`: more peers to
-        compare clocks with."""
+        """`relays`: AUTO, ONLY or OFF; `helpers`: the peers to ask and their addresses; `chosen`: the bootstrap peers
+        among them, others were seen earlier; `others`: more peers to compare clocks with."""
         self._peer_id = peer_id
         self._relays = relays
         self.helpers = helpers
+        self._chosen = chosen
         self._others = others
         self._channel = channel
+        self._place_of = place_of
         self._asked: set[tuple[str, int]] = set()
         """Where p2pd believed that we can be reached, at the last survey."""
         self._outside: list[Address] = []
@@ -96,10 +101,18 @@ class Reachability:
         clocks = list(dict.fromkeys([*self.helpers, *self._others()]))[:_CLOCKS]
         looks = asyncio.gather(*(self_view.look(self._channel(peer), ports) for peer in self.helpers))
         self.skew, seen_by = await asyncio.gather(self_view.skew([self._channel(peer) for peer in clocks]), looks)
-        views = [view for view in seen_by if view and (self._relays == ONLY or not _is_here(view.host))]
+        views = {
+            peer: view
+            for peer, view in zip(self.helpers, seen_by, strict=True)
+            if view and (self._relays == ONLY or not _is_here(view.host))
+        }
         if not (ours or views or self._relays == ONLY):  # with views alone, others can call no address of ours
             return
-        seen = [(view.host, port) for view in views for port in view.open]
+        said: dict[tuple[str, int], set[str]] = {}
+        for peer, view in views.items():
+            for port in view.open:
+                said.setdefault((view.host, port), set()).add(peer)
+        seen = [where for where, by in said.items() if self._are_believed(by)]
         if seen and self._relays != ONLY:
             self._outside = [ip_address(host, port, self._peer_id) for host, port in seen]
             self._relayed = []
@@ -107,6 +120,12 @@ class Reachability:
         elif views:
             self._outside = []
             await self.reserve(control)
+
+    def _are_believed(self, peers: Set[str]) -> bool:
+        """That this node can be called somewhere, so that it gives up its relay: one that its user chose, or two in
+        different places, and not the one that a host with a relay can add to its own."""
+        there = {self._place_of(peer) for peer in peers} - {places.RELAYED}
+        return bool(self._chosen & peers) or len(there) > 1
 
     async def _moved(self, found: Callable[[], Sequence[Address]], *, until: float) -> bool:
         """Whether p2pd finds other addresses than at the last survey: a port is mapped, or no longer; a cable is in."""

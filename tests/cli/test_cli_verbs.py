@@ -289,7 +289,19 @@ def test_where_no_address_is_known_those_who_were_seen_are_tried(node, home, add
     assert "needs an invitation" in capsys.readouterr().err
     (home.root / "peers.json").write_text(json.dumps({OTHER: {"seen": 1, "addresses": [address]}}))
     assert main(["join"]) == 0
-    assert node.calls[0][0].bootstrap == (parse(address),)
+    assert (node.calls[0][0].bootstrap, node.calls[0][0].seen) == ((), (parse(address),))
+
+
+def test_peers_seen_earlier_are_no_bootstrap_nodes(node, home, address, capsys):
+    """Nobody chose them: what a bootstrap node may say of others, they may not."""
+    gone = free_address()
+    assert main(["join", "--bootstrap", gone]) == 10
+    (home.root / "peers.json").write_text(json.dumps({OTHER: {"seen": 1, "addresses": [address]}}))
+    assert main(["join", "--bootstrap", gone]) == 0
+    assert (node.calls[0][0].bootstrap, node.calls[0][0].seen) == ((parse(gone),), (parse(address),))
+    assert "joining through peers seen earlier" in capsys.readouterr().out
+    assert main(["join", "--bootstrap", address]) == 0
+    assert (node.calls[1][0].bootstrap, node.calls[1][0].seen) == ((parse(address),), ())
 
 
 def test_join_of_a_run_that_is_over(node, home, address, capsys):

@@ -102,9 +102,9 @@ class OverMemory(Net):
 class OverLibp2p(Net):
     def make(self, **settings):
         identity = Identity.load_or_create(self.directory / f"{len(self.transports)}.key")
-        bootstrap = self.transports[0].addresses() if self.transports else []
+        settings = {"bootstrap": self.transports[0].addresses() if self.transports else []} | settings
         listen = settings.pop("listen", ANY_LOCAL_PORT)
-        return Libp2pTransport(identity, listen, bootstrap=bootstrap, **settings)
+        return Libp2pTransport(identity, listen, **settings)
 
     def new_id(self):
         return Identity.load_or_create(self.directory / f"{os.urandom(4).hex()}.key").peer_id

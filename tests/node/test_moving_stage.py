@@ -30,6 +30,8 @@ class Sessions:
 
     def __init__(self, *runs: Callable[["Sessions"], None]) -> None:
         self.runs = list(runs)
+        self.ways: list[tuple[tuple[Address, ...], tuple[Address, ...]]] = []
+        """Of each session, its bootstrap nodes, and the peers seen earlier by which it joins."""
         self.begun: list[tuple[int | None, int | None]] = []
         """Of each session the stage that is set, and the one that it moves to."""
         self.move: Move | None = None
@@ -40,6 +42,7 @@ class Sessions:
         self.left.set()
 
     def __call__(self, config: NodeConfig, _report: object, _signed: object, takes: int | None = None) -> "Sessions":
+        self.ways.append((config.bootstrap, config.seen))
         self.begun.append((config.stage, takes))
         self.move = None
         return self
@@ -139,6 +142,7 @@ async def test_where_the_rendezvous_lets_nobody_in_earlier_peers_do(monkeypatch:
     assert await trained(monkeypatch, sessions, seen=(DOOR, OTHER_DOOR)) == [
         "nobody is there. Joining through peers seen earlier"
     ]
+    assert sessions.ways == [((DOOR,), ()), ((DOOR,), (OTHER_DOOR,))]
     with pytest.raises(SwarmUnreachable):
         await trained(monkeypatch, Sessions(Sessions.finds_nobody), seen=(DOOR, SAME_PEER))
 

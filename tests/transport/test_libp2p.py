@@ -34,9 +34,9 @@ from noloco_node.transport.p2pd import session
 from noloco_node.transport.p2pd.control import P2pdControl
 from noloco_node.transport.p2pd.process import P2pdProcess
 from noloco_node.transport.probe import is_free_for_udp
-from noloco_node.transport.reachability import ONLY
-from noloco_node.wire import peer_pb2
-from noloco_node.wire.mirror_pb2_grpc import MirrorServicer
+from noloco_node.transport.reachability import AUTO, ONLY
+from noloco_node.wire import mirror_pb2, peer_pb2
+from noloco_node.wire.mirror_pb2_grpc import HolePunchingStub, MirrorServicer
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub, RunsStub
 
 LIBP2P_NODE = Path(__file__).parents[1] / "helpers" / "libp2p_node.py"
@@ -419,6 +419,17 @@ async def test_who_comes_over_a_relay_that_says_nothing_stands_with_all_such(net
     await until(lambda: not caller._relayed._asking)
     assert caller.place_of(hidden.peer_id) == RELAYED
     assert hidden.place_of(hidden.peer_id) == hidden.peer_id, "strangers share its relay"
+
+
+async def test_a_relay_that_its_user_did_not_choose_carries_calls_and_is_not_believed(net):
+    relay = await net.start(serves_relay=True)
+    hidden, caller = [await net.start(relay=how, bootstrap=[], seen=relay.addresses()) for how in (ONLY, AUTO)]
+    assert hidden.reachable == "relayed"
+    assert await caller.reaches(hidden.peer_id, hidden.addresses(), 3)
+    assert caller.via(hidden.peer_id) == "relayed" and not caller._relayed._asking
+    assert caller.place_of(hidden.peer_id) == RELAYED
+    dial = HolePunchingStub(relay.channel(caller.peer_id)).Dial(mirror_pb2.DialRequest(), timeout=STEP_S)
+    assert await failure_of(dial) is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_a_peer_is_reached_only_where_it_is(net, tmp_path):

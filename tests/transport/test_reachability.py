@@ -9,6 +9,7 @@ import pytest
 from memory_network.network import MemoryNetwork
 from virtual_clock import run_virtual
 
+from noloco_node.base import places
 from noloco_node.base.addresses import Address
 from noloco_node.transport import reachability, self_view
 from noloco_node.transport.reachability import DIRECTLY, KEEP_S, MAPPED, OFF, OUTGOING, RELAYED, Reachability
@@ -41,7 +42,7 @@ def test_a_node_seen_at_any_address_of_its_machine_is_reached_directly(
         helper.serve(lambda server: add_MirrorServicer_to_server(OneHost("192.0.2.1"), server))
         for member in (us, helper):
             await member.start()
-        found = Reachability("us", OFF, {"helper": []}, list, us.channel)
+        found = Reachability("us", OFF, {"helper": []}, {"helper"}, list, us.channel, str)
         await found.survey(lambda: None, [Address("ip4", own[-1], 4001)])
         for member in (us, helper):
             await member.close()
@@ -50,6 +51,40 @@ def test_a_node_seen_at_any_address_of_its_machine_is_reached_directly(
     found = run_virtual(main())
     assert found.verdict == verdict
     assert str(found.addresses([])[0]) == "/ip4/192.0.2.1/tcp/4001/p2p/us"
+
+
+@pytest.mark.parametrize(
+    ("says", "verdict"),
+    [
+        ({"chosen": "9.9.9.9"}, MAPPED),
+        ({"stranger": "9.9.9.9"}, OUTGOING),
+        ({"stranger": "9.9.9.9", "another": "9.9.9.9"}, MAPPED),
+        ({"stranger": "9.9.9.9", "another": "9.9.9.8"}, OUTGOING),
+        ({"stranger": "9.9.9.9", "of its place": "9.9.9.9"}, OUTGOING),
+        ({"stranger": "9.9.9.9", "over a relay": "9.9.9.9"}, OUTGOING),
+        ({"stranger": "10.0.0.2"}, OUTGOING),
+    ],
+)
+def test_at_the_word_of_one_that_nobody_chose_no_relay_is_given_up(
+    says: dict[str, str], verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All peers seen earlier may have been asked: then a lie would leave a node behind a router that nobody calls."""
+
+    async def skew(_: object) -> None:
+        return None
+
+    async def look(peer: str, ports: list[int]) -> self_view.SelfView:
+        return self_view.SelfView(says[peer], tuple(ports))
+
+    monkeypatch.setattr(reachability.self_view, "skew", skew)
+    monkeypatch.setattr(reachability.self_view, "look", look)
+    at = {"of its place": "stranger", "over a relay": places.RELAYED}
+    found = Reachability(
+        "us", OFF, dict.fromkeys(says, ()), {"chosen"}, list, lambda peer: peer, lambda peer: at.get(peer, peer)
+    )
+    asyncio.run(found.survey(lambda: None, [Address("ip4", "10.0.0.2", 4001)]))
+    assert found.verdict == verdict
+    assert [address.host for address in found.addresses([])] == (["9.9.9.9"] if verdict == MAPPED else [])
 
 
 def test_a_host_without_an_address_that_others_know_asks_for_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +98,7 @@ def test_a_host_without_an_address_that_others_know_asks_for_a_relay(monkeypatch
 
     monkeypatch.setattr(reachability.self_view, "skew", skew)
     monkeypatch.setattr(reachability.self_view, "look", look)
-    found = Reachability("us", OFF, {"helper": []}, list, lambda peer: peer)
+    found = Reachability("us", OFF, {"helper": []}, {"helper"}, list, lambda peer: peer, str)
     asyncio.run(found.survey(lambda: None, [Address("ip4", "127.0.0.1", 4001)]))
     assert found.verdict == OUTGOING
 
@@ -79,7 +114,7 @@ def test_each_peer_is_asked_for_its_clock_once(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(reachability.self_view, "skew", skew)
     monkeypatch.setattr(reachability.self_view, "look", look)
-    found = Reachability("us", OFF, {"helper": []}, lambda: ["peer", "helper"], lambda peer: peer)
+    found = Reachability("us", OFF, {"helper": []}, {"helper"}, lambda: ["peer", "helper"], lambda peer: peer, str)
     asyncio.run(found.survey(lambda: None, []))
     assert asked == ["helper", "peer"]
 
@@ -98,7 +133,7 @@ def test_a_machine_out_of_descriptors_looks_again_when_it_has_some() -> None:
                 raise OSError(errno.EMFILE, "Too many open files")
             return us.channel(peer)
 
-        found = Reachability("us", OFF, {"helper": []}, list, channel)
+        found = Reachability("us", OFF, {"helper": []}, {"helper"}, list, channel, str)
         found.verdict = RELAYED
         keeping = asyncio.create_task(
             found.keep(lambda: None, lambda: [Address("ip4", "10.0.0.2", 4001)], lambda: None)
