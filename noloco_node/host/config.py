@@ -199,7 +199,7 @@ class NodeConfig:
     checkpoint_activations: bool | None = _key(_switch, default=None)
     """Whether to compute activations again in the backward pass instead of keeping them; None: as the run says."""
     max_upload: float | None = _key(_rate, default=None)
-    """Bytes a second that swaps and state transfers send: `5MB`, `40Mbit`."""
+    """Bytes a second that swaps, state transfers and answers to look-ups send: `5MB`, `40Mbit`."""
     max_download: float | None = _key(_rate, default=None)
     """Bytes a second that they receive."""
     daily_upload: int | None = _key(_amount, default=None)

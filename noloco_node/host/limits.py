@@ -12,6 +12,9 @@ MIN_RATE_BYTES_S = 32_000
 MIN_DAILY_BYTES = 1_000_000
 BURST_S = 0.5
 """Seconds of the rate that an idle bucket saves for a burst."""
+ANSWERS_BYTES_S = 2_000_000
+"""Of answers to look-ups: what each of the five nodes sends that hold the records at depth 0 (peers/size_estimate.py)
+while 1000 nodes join in a minute."""
 
 _PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _AMOUNT = re.compile(r"(?P<number>[0-9]{1,15}(?:\.[0-9]{1,6})?) ?(?:(?P<prefix>[kKMGT]?)(?P<unit>B|bit))?")
@@ -45,12 +48,12 @@ def _amount(text: str) -> float | None:
 class TokenBucket:
     """Limits traffic to `rate_bytes_s` on average. A message may overdraw the bucket; then the next one waits.
 
-    In any t seconds at most rate · (t + BURST_S) bytes pass, plus the one message that overdrew.
+    In any t seconds at most rate · (t + burst_s) bytes pass, plus the one message that overdrew.
     """
 
-    def __init__(self, rate_bytes_s: float) -> None:
+    def __init__(self, rate_bytes_s: float, burst_s: float = BURST_S) -> None:
         self._rate = rate_bytes_s
-        self._saved = rate_bytes_s * BURST_S
+        self._most = self._saved = rate_bytes_s * burst_s
         self._at: float | None = None
 
     def take(self, size_bytes: int, now: float) -> None:
@@ -67,7 +70,13 @@ class TokenBucket:
         """Add what was saved since the last call; nothing if the clock was set back."""
         passed_s = 0.0 if self._at is None else max(0.0, now - self._at)
         self._at = now
-        self._saved = min(self._rate * BURST_S, self._saved + passed_s * self._rate)
+        self._saved = min(self._most, self._saved + passed_s * self._rate)
+
+
+def for_answers(upload_bytes_s: float | None, daily_upload: int | None) -> float:
+    """Bytes a second that may answer look-ups: half of what the volunteer allows stays for swaps."""
+    allowed = [2.0 * ANSWERS_BYTES_S, upload_bytes_s, daily_upload and daily_upload / (60 * DAY_MIN)]
+    return min(filter(None, allowed)) / 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,9 @@ class Policy:
         self._day_totals = DayTotals(home.traffic)
         self._saved_at = -math.inf
         self._last_swap = last_swap
-        self.traffic = Traffic(config.max_upload, config.max_download, self._day_totals.read())
+        answers = limits.for_answers(config.max_upload, config.daily_upload)
+        used = self._day_totals.read()
+        self.traffic = Traffic(config.max_upload, config.max_download, used, answers_bytes_s=answers)
         self._mark = home.pause_mark
         self._asked = self._asked_before = self._mark.exists()
 

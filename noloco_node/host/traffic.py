@@ -1,8 +1,9 @@
-"""The traffic of swaps and state transfers: limited to the volunteer's rates, and counted by the day.
+"""The traffic of swaps, state transfers and answers to look-ups: limited, and counted by the day.
 
 All streams of a node share it. A sender waits *before* a message; a receiver waits before it asks for the *next*
-message, and flow control slows down the other side. Presence records, a few kB a minute, are not counted. Knows no
-frames and no deadlines.
+message, and flow control slows down the other side. An answer to a look-up, whoever asks, waits for nothing: where
+there were too many it is not given. What this node's own look-ups bring is not counted. Knows no frames and no
+deadlines.
 """
 
 import asyncio
@@ -12,10 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from noloco_node.base import atomic_files
+from noloco_node.base.latest import remember
 from noloco_node.host.limits import TokenBucket, Used
 
 SMALL_BYTES = 1024
 """Acknowledgements and keep-alives are counted, but wait for nothing: a partner's deadlines depend on them."""
+PLACE_BYTES_S, SAVED_S = 128_000, 30.0
+"""Of answers to look-ups, to all callers at one place (base/places.py): what 24 nodes there take that can ask this node
+alone. After a pause as much as for so long: where many nodes start at once."""
+MAX_PLACES = 4096
+"""Remembered, those answered last."""
 _MAX_FILE_BYTES = 1024
 _MOST_BYTES = 1 << 60
 """Of a day: no network of today carries more."""
@@ -34,11 +41,14 @@ class Traffic:
         download_bytes_s: float | None = None,
         used: Used | None = None,
         day: Callable[[], str] = today,
+        answers_bytes_s: float | None = None,
     ) -> None:
         self._up = upload_bytes_s and TokenBucket(upload_bytes_s)
         self._down = download_bytes_s and TokenBucket(download_bytes_s)
         self._used = used or Used()
         self._day = day
+        self._answers = answers_bytes_s and TokenBucket(answers_bytes_s, SAVED_S)
+        self._to_places: dict[str, TokenBucket] = {}
 
     @property
     def used(self) -> Used:
@@ -46,16 +56,31 @@ class Traffic:
         return self._used.plus(0, 0, self._day())
 
     async def sending(self, size_bytes: int) -> None:
-        self._used = self._used.plus(size_bytes, 0, self._day())
-        if self._up:
-            now = asyncio.get_running_loop().time()
-            self._up.take(size_bytes, now)
-            if size_bytes > SMALL_BYTES:
-                await _sleep(self._up.wait_s(now))
+        self._sent(size_bytes)
+        if self._up and size_bytes > SMALL_BYTES:
+            await _sleep(self._up.wait_s(asyncio.get_running_loop().time()))
+
+    def may_answer(self, size_bytes: int, place: str) -> bool:
+        """Whether an answer to a look-up may go to a caller at this place; then it is counted."""
+        now = asyncio.get_running_loop().time()
+        of_place = self._to_places.get(place) or TokenBucket(PLACE_BYTES_S, SAVED_S)
+        buckets = [of_place, *([self._answers] if self._answers else [])]
+        if size_bytes > SMALL_BYTES and any(bucket.wait_s(now) for bucket in buckets):
+            return False
+        for bucket in buckets:
+            bucket.take(size_bytes, now)
+        remember(self._to_places, place, of_place, MAX_PLACES)
+        self._sent(size_bytes)
+        return True
 
     async def receiving(self) -> None:
         if self._down:
             await _sleep(self._down.wait_s(asyncio.get_running_loop().time()))
+
+    def _sent(self, size_bytes: int) -> None:
+        self._used = self._used.plus(size_bytes, 0, self._day())
+        if self._up:
+            self._up.take(size_bytes, asyncio.get_running_loop().time())
 
     def received(self, size_bytes: int) -> None:
         self._used = self._used.plus(0, size_bytes, self._day())

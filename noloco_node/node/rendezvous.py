@@ -7,6 +7,7 @@ from dataclasses import replace
 from noloco_node.base import periodic
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import NodeConfig
+from noloco_node.host.traffic import Traffic
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.node.lifecycle import Signal
 from noloco_node.peers import rows, run_registry
@@ -30,7 +31,10 @@ class RendezvousNode(BaseNode):
 
     def __init__(self, config: NodeConfig, report: Report) -> None:
         super().__init__(config, report)
-        self._runs = run_registry.RunRegistry(self._transport.caller, self._training, self._transport.place)
+        self._traffic = Traffic()
+        """Without a limit for all callers together: it is there for them."""
+        caller, place = self._transport.caller, self._transport.place
+        self._runs = run_registry.RunRegistry(caller, self._training, place, self._traffic)
         self._transport.serve(lambda server: add_RunsServicer_to_server(self._runs, server))
         self._swarm: Directory | None = None
         self._seen: dict[str, dict[str, PeerRecord]] = {}
@@ -39,7 +43,13 @@ class RendezvousNode(BaseNode):
     async def _live(self) -> None:
         self.waits_for("the directory of peers")
         place_of, answering = self._transport.place_seen, Answering(self._transport)
-        swarm = Directory(self._transport.p2p, self._config.ways_in, place_of=place_of, answering=answering)
+        swarm = Directory(
+            self._transport.p2p,
+            self._config.ways_in,
+            place_of=place_of,
+            answering=answering,
+            traffic=self._traffic,
+        )
         self._swarm = swarm
         await self._enter(swarm.start)
         self._handle(Signal.DIRECTORY_ENTERED)

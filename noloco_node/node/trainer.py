@@ -104,7 +104,6 @@ class TrainingNode(BaseNode):
         self._brings_run = (signed is not None or config.start_over) and moves_to is None
         """Whether it may begin with the run's first weights where nobody has later ones."""
         self._sources = Sources(config.data, config.tokenizer, self._home.data, config.encoding)
-        self._known_runs = run_registry.RunRegistry()
         self._recorder = Recorder(self._identity.peer_id)
         self._stats = self._recorder.stats
         self.found_others = False
@@ -114,6 +113,7 @@ class TrainingNode(BaseNode):
         self._rounds = RoundService(self._transport, random.Random(), self, self._observe, pace=traffic)
         is_partner = self._transport.is_partner = lambda peer: self._rounds.standing(peer).committed > 0
         caller, channel, place = self._transport.caller, self._transport.channel, self._transport.place
+        self._known_runs = run_registry.RunRegistry(place=place, traffic=traffic)
         self._state_service = StateService(
             caller, lambda: self._stats.round, traffic, self._refuses_state, lambda: self._stats.eval_loss, place=place
         )
@@ -190,6 +190,7 @@ class TrainingNode(BaseNode):
             stores=stores,
             place_of=place_of,
             answering=answering,
+            traffic=self._policy.traffic,
         )
         await self._enter(lambda: self._membership.enter(directory))
         if run.stages is not None:

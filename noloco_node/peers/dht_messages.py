@@ -27,8 +27,9 @@ from noloco_node.errors import PeerMisbehaved
 from noloco_node.peers.record import MAX_RECORD_BYTES
 
 MAX_REQUEST_BYTES, MAX_REPLY_BYTES = 1 << 16, 1 << 22
-MAX_IN_BUCKET = 512
-"""20 times as many as peers/size_estimate.py puts into one: an answer of 200 kB, of 2 MB at the worst."""
+MAX_IN_BUCKET = 128
+"""Five times as many as peers/size_estimate.py puts into one: an answer of 80 kB, of 530 kB at the worst. At depth 0 a
+run has up to 144, and more where it grows; any of them show how large it is."""
 MAX_KEYS = 1
 """That one request may look for, as ours do: each may be answered with a bucket, and hivemind breaks at answers of more
 than 4 MiB."""
@@ -72,6 +73,12 @@ def corrected(reply: Any) -> Any:
     if reply.DESCRIPTOR.name == "PingResponse":
         reply.available = True
     return reply
+
+
+def leave_out_records(reply: Any) -> None:
+    """Of our own reply to a look-up."""
+    for result in reply.results:
+        _clear(result)
 
 
 def check_reply(reply: Any, peer: Any, longest_s: float) -> None:
@@ -121,7 +128,12 @@ def _check_bucket(result: Any, latest: float) -> None:
     if records:
         result.value, result.expiration_time = written_bucket(records), _latest(records)
     else:
-        result.type, result.value, result.expiration_time = _NOT_FOUND, b"", 0.0
+        _clear(result)
+
+
+def _clear(result: Any) -> None:
+    """As where no record is stored; its neighbours stay."""
+    result.type, result.value, result.expiration_time = _NOT_FOUND, b"", 0.0
 
 
 Record = tuple[str, bytes, float]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from noloco_node.base.latest import remember
 from noloco_node.errors import PeerRefused
+from noloco_node.host.traffic import Traffic
 from noloco_node.peers import dht_messages
 from noloco_node.peers.dht_messages import MAX_IN_BUCKET
 from noloco_node.peers.record import bucket_of, key_of, read
@@ -41,11 +42,18 @@ place_of_caller: ContextVar[str] = ContextVar("place_of_caller", default="")
 
 class CheckedCalls:
     """hivemind's `P2P`, which limits callers, checks what comes from other nodes, and notes where a caller is before
-    the DHT stores: each call has a task, and so a context."""
+    the DHT stores: each call has a task, and so a context.
 
-    def __init__(self, p2p: Any, place_of: Callable[[str], Awaitable[str]], ttl_s: float) -> None:
+    Who has fetched too much gets an answer without records, not a refusal: for that it would ask this node nothing for
+    a while, and four other nodes hold the same records.
+    """
+
+    def __init__(
+        self, p2p: Any, place_of: Callable[[str], Awaitable[str]], ttl_s: float, traffic: Traffic | None = None
+    ) -> None:
         self._p2p = p2p
         self._place_of = place_of
+        self._traffic = traffic or Traffic()
         self._longest_s = 2 * ttl_s + MARGIN_S
         self._limits = CallLimits(PEER_A_MINUTE, PLACE_A_MINUTE)
 
@@ -61,7 +69,10 @@ class CheckedCalls:
             try:
                 dht_messages.check_request(request, context.remote_id)
                 place_of_caller.set(place)
-                return dht_messages.corrected(await handler(request, context))
+                reply = dht_messages.corrected(await handler(request, context))
+                if not self._traffic.may_answer(reply.ByteSize(), place):
+                    dht_messages.leave_out_records(reply)
+                return reply
             finally:
                 self._limits.end(peer, place, False)
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from noloco_node.base.addresses import Address
@@ -20,6 +21,7 @@ from noloco_node.base.identity import Identity
 from noloco_node.base.places import claimed, several
 from noloco_node.base.states import NodeState
 from noloco_node.errors import SwarmUnreachable
+from noloco_node.host.traffic import Traffic
 from noloco_node.peers.answering import Answering
 from noloco_node.peers.dht_messages import node_id
 from noloco_node.peers.dht_storage import CheckedCalls, DhtStorage, RecordValidator, RoutingUpdates, SilentPeers
@@ -72,15 +74,16 @@ class Directory:
         refresh_s: float = 20.0,
         place_of: Callable[[str], Awaitable[str]] = _place_of_its_own,
         answering: Answering | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         """`place_of`: where a peer that calls is (base/places.py). `answering`: who counts as there; without it, every
-        peer that has a record."""
+        peer that has a record. `traffic`: how much others may fetch here."""
         self.ttl_s = ttl_s
         """A record's lifetime. The same for every node of a DHT: `RecordValidator` checks expiries by it."""
         self.refresh_s = refresh_s
         """How often to `publish`: three times in a record's lifetime."""
-        self._place_of = place_of
-        self._p2p = CheckedCalls(p2p, place_of, ttl_s)
+        self._checked = partial(CheckedCalls, place_of=place_of, ttl_s=ttl_s, traffic=traffic)
+        self._p2p = self._checked(p2p)
         own = p2p.peer_id.to_base58()
         self._bootstrap = [address for address in bootstrap if address.peer != own]
         self._identity = identity
@@ -109,7 +112,7 @@ class Directory:
 
     async def rejoin(self, p2p: Any) -> None:
         """Go on over another p2pd, after the former one ended. Succeeds even where no peer answers."""
-        before, self._node, self._p2p = self._node, None, CheckedCalls(p2p, self._place_of, self.ttl_s)
+        before, self._node, self._p2p = self._node, None, self._checked(p2p)
         if before is not None and before.cache_refresh_task is not None:
             before.cache_refresh_task.cancel()  # nothing else to end: the handlers ended with their p2pd
         await self._join(())

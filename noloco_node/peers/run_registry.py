@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from noloco_node.errors import Incompatible, NolocoError, NotAdmitted
+from noloco_node.host.traffic import Traffic
 from noloco_node.run import amendment, manifest
 from noloco_node.run.amendment import SignedAmendment
 from noloco_node.run.manifest import Signed
@@ -53,10 +54,13 @@ class RunRegistry(RunsServicer):
         caller: Callable[[Any], str] | None = None,
         training: Callable[[str], int] = lambda _run_id: 0,
         place: Callable[[Any], str] | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         """`caller`: the peer id behind a call's context; without it, announced runs are refused. `training`: how many
-        nodes are seen training in a run. `place`: where the caller is (base/places.py)."""
+        nodes are seen training in a run. `place`: where the caller is (base/places.py). `traffic`: how much others may
+        fetch here."""
         self._caller, self._place = caller, place or caller
+        self._traffic = traffic or Traffic()
         self._training = training
         self._runs: dict[tuple[str, str], _Kept] = {}
         """By run id and author, in the order of their first announcement."""
@@ -83,7 +87,10 @@ class RunRegistry(RunsServicer):
 
     async def List(self, request: pb.RunsRequest, context: Any) -> pb.RunsReply:  # noqa: N802
         runs = [_encode(kept.signed, kept.amended) for kept in self._runs.values()]
-        return pb.RunsReply(runs=runs, training=[self._training(run_id) for run_id, _ in self._runs])
+        reply = pb.RunsReply(runs=runs, training=[self._training(run_id) for run_id, _ in self._runs])
+        if not self._traffic.may_answer(reply.ByteSize(), self._place(context) if self._place else ""):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
+        return reply
 
     async def Announce(self, request: pb.SignedManifest, context: Any) -> pb.Announced:  # noqa: N802
         if self._caller is None or self._place is None:

@@ -25,7 +25,7 @@ class BytesView:
 
 @dataclass(frozen=True, slots=True)
 class Today:
-    """Bytes of swaps and state transfers since midnight, and what a volunteer allows."""
+    """Bytes of swaps, state transfers and answers to look-ups since midnight, and what a volunteer allows."""
 
     sent: int = 0
     received: int = 0

@@ -51,9 +51,9 @@ def test_whoever_waits_as_told_stays_within_the_rate(rate: float, sends: list[tu
 
 @given(st.floats(1e3, 1e6), st.integers(1, 10**7))
 def test_nothing_waits_longer_than_the_rate_demands(rate: float, size: int) -> None:
-    bucket = TokenBucket(rate)
-    bucket.take(size, 100.0)
-    assert bucket.wait_s(100.0) == pytest.approx(max(0.0, size / rate - BURST_S), rel=1e-9, abs=1e-9)
+    for bucket, burst_s in ((TokenBucket(rate), BURST_S), (TokenBucket(rate, 30.0), 30.0)):
+        bucket.take(size, 100.0)
+        assert bucket.wait_s(100.0) == pytest.approx(max(0.0, size / rate - burst_s), rel=1e-9, abs=1e-9)
     assert bucket.wait_s(100.0 + size / rate) == 0.0
 
 

@@ -1,13 +1,17 @@
 """What a volunteer allows: a pause that outlives the node, and what `status` warns of."""
 
+import asyncio
 from pathlib import Path
+
+import pytest
+from virtual_clock import run_virtual
 
 from noloco_node.base.events import RoundCommitted, WentSolo
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.host.limits import PAUSED
 from noloco_node.host.policy import Policy
-from noloco_node.host.traffic import DayTotals
+from noloco_node.host.traffic import SAVED_S, DayTotals
 from noloco_node.observe.stats import NodeStats
 
 
@@ -40,6 +44,30 @@ async def test_states_leave_half_of_the_days_upload_for_swaps(tmp_path: Path) ->
     assert node.room_to_give(500) and not node.room_to_give(450, 100)
     await node.traffic.sending(400)
     assert not node.room_to_give(200) and node.room_to_send(200)
+
+
+@pytest.mark.parametrize(
+    ("limits", "bytes_s"),
+    [
+        ({}, 2_000_000),
+        ({"max_upload": 1e6}, 500_000),
+        ({"daily_upload": 20_000_000_000}, 115_741),
+        ({"max_upload": 1e6, "daily_upload": 10**12}, 500_000),
+    ],
+)
+def test_answers_to_look_ups_take_half_of_the_upload_at_most(
+    tmp_path: Path, limits: dict[str, float], bytes_s: float
+) -> None:
+    async def main() -> None:
+        traffic, answered = allowance(tmp_path, **limits).traffic, 0
+        for second in range(600):
+            for caller in range(40):
+                answered += 100_000 * traffic.may_answer(100_000, f"place {caller}")
+            await asyncio.sleep(1)
+            assert answered <= bytes_s * (second + SAVED_S) + 100_000
+        assert answered == traffic.used.sent > 0.95 * 600 * bytes_s
+
+    run_virtual(main())
 
 
 async def test_one_state_that_is_more_than_half_of_the_days_upload_may_be_given(tmp_path: Path) -> None:

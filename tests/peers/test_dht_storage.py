@@ -10,6 +10,7 @@ import pytest
 from records import OTHER_RUN, RUN, record
 
 from noloco_node.errors import PeerRefused
+from noloco_node.host.traffic import PLACE_BYTES_S, SAVED_S, Traffic
 from noloco_node.peers import dht_messages
 from noloco_node.peers.dht_messages import MAX_IN_BUCKET
 from noloco_node.peers.dht_storage import (
@@ -221,6 +222,35 @@ async def test_requests_a_minute_of_a_peer_and_of_its_place(hivemind):
             await calls.handlers["DHTProtocol.rpc_ping"](dht_pb2.PingRequest(), by)
     assert made["one"] in range(PEER_A_MINUTE, PEER_A_MINUTE + 99)
     assert made.total() in range(PLACE_A_MINUTE, PLACE_A_MINUTE + 99)
+
+
+async def test_what_a_place_may_fetch_together_is_bounded_in_bytes(hivemind):
+    """A bucket of a made-up run, full of large records, asked for again and again by many ids of one host."""
+    from hivemind.proto import dht_pb2
+
+    whole = dht_messages.written_bucket([(f"{n}", b"\xc5\x0f\xff" + bytes(4095), 1e9) for n in range(MAX_IN_BUCKET)])
+
+    async def handler(request, context):
+        found = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=whole, nearest_node_ids=[bytes(20)])
+        return dht_pb2.FindResponse(results=[found])
+
+    calls, traffic, where = Calls(), Traffic(), "one place"
+
+    async def at(peer):
+        return where
+
+    async def ask(by):
+        (result,) = (await calls.handlers["DHTProtocol.rpc_find"](dht_pb2.FindRequest(), From(by))).results
+        assert list(result.nearest_node_ids) == [bytes(20)]
+        return len(result.value)
+
+    await CheckedCalls(calls, at, 60.0, traffic).add_protobuf_handler("DHTProtocol.rpc_find", handler)
+    fetched = [await ask(f"peer {n // 100}") for n in range(1000)]
+    assert set(fetched) == {0, len(whole)}
+    assert sum(fetched) < PLACE_BYTES_S * (SAVED_S + STEP_S) + len(whole)
+    where = "another place"
+    assert await ask("other") == len(whole)
+    assert 0 <= traffic.used.sent - sum(fetched) - len(whole) < 100 * fetched.count(len(whole)), "the day counts them"
 
 
 def test_what_a_look_up_adds_to_an_answer_is_not_stored(share, identity):

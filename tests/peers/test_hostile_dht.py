@@ -137,9 +137,8 @@ def answers(kind, identity):
         case "many records":
             return dht_pb2.FindResult(**found, value=bucket(math.inf, [[n, b"", 1.0] for n in range(200_000)]))
         case "records of another run":
-            return dht_pb2.FindResult(
-                **found, value=bucket(math.inf, [[identity.peer_id, mine, time.time() + 59]] * 512)
-            )
+            many = [[identity.peer_id, mine, time.time() + 59]] * dht_messages.MAX_IN_BUCKET
+            return dht_pb2.FindResult(**found, value=bucket(math.inf, many))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from memory_network.network import MemoryNetwork
 from virtual_clock import run_virtual
 
 from noloco_node.base.identity import Identity
-from noloco_node.errors import Incompatible, NotAdmitted, UsageError
+from noloco_node.errors import Incompatible, NotAdmitted, PeerLost, UsageError
+from noloco_node.host.traffic import PLACE_BYTES_S, SAVED_S, Traffic
 from noloco_node.peers import run_registry
 from noloco_node.peers.run_registry import KnownRun
 from noloco_node.run import amendment, manifest
@@ -69,6 +70,28 @@ def known(*signed: Signed, training: int = 0) -> list[KnownRun]:
 def test_what_was_announced_reaches_a_joining_node(author: Identity) -> None:
     assert run_virtual(_ask(("trainer", signed(author)))) == known(signed(author))
     assert run_virtual(_ask(("trainer", signed(author)), training={"tiny": 3})) == known(signed(author), training=3)
+
+
+def test_a_place_that_has_fetched_too_much_is_refused_for_a_while(author: Identity) -> None:
+    async def main() -> None:
+        network, traffic = MemoryNetwork(random.Random(0)), Traffic()
+        rendezvous, greedy, other = (network.join(name) for name in ("rendezvous", "greedy", "other"))
+        service = run_registry.RunRegistry(place=rendezvous.caller, traffic=traffic)
+        there = [signed(author, seed=number) for number in range(5)]
+        assert all(service.add(one, f"author {number}") for number, one in enumerate(there))
+        rendezvous.serve(lambda server: add_RunsServicer_to_server(service, server))
+        for transport in (rendezvous, greedy, other):
+            await transport.start()
+        assert traffic.may_answer(2 * int(PLACE_BYTES_S * SAVED_S), "greedy")
+        with pytest.raises(PeerLost, match="resource_exhausted"):
+            await run_registry.ask(greedy.channel("rendezvous"))
+        for after_s, who in ((0.0, other), (SAVED_S, greedy)):
+            await asyncio.sleep(after_s)
+            assert await run_registry.ask(who.channel("rendezvous")) == known(*there)
+        for transport in (rendezvous, greedy, other):
+            await transport.close()
+
+    run_virtual(main())
 
 
 def test_a_forged_signature_is_not_kept(author: Identity, other_author: Identity) -> None:
