@@ -126,33 +126,31 @@ class DhtStorage:
     """
 
     def __init__(self, ttl_s: float, most: int = MAX_RECORDS) -> None:
-        from hivemind.dht.storage import DHTLocalStorage
-
-        self._storage = DHTLocalStorage()
         self._longest_s = 2 * ttl_s
         self._most = most
+        self._buckets: dict[Any, dict[str, Any]] = {}
+        """The records, by key and signer, as hivemind has them."""
         self._held: OrderedDict[tuple[Any, str], _Held] = OrderedDict()
-        """The record of each bucket and signer, in the order in which they were stored."""
-        self._counts: Counter[Any] = Counter()
-        """Records of each bucket, and of each signer."""
+        """What is known of each, in the order in which they were stored."""
+        self._signers: Counter[str] = Counter()
         self._places: Counter[str] = Counter()
-        """Records of each place."""
+        """Records of each."""
 
     def store_subkey(self, key: Any, subkey: str, value: bytes, expiration_time: float) -> bool:
+        from hivemind.utils.timed_storage import ValueWithExpiration
+
         now = time.time()
         self._drop_expired(now)
-        held = self._held.get((key, subkey))
-        new = _Held(expiration_time, place_of_caller.get())
-        if not now < expiration_time <= now + self._longest_s or not (held or self._make_room(key, subkey, new)):
+        if not now < expiration_time <= now + self._longest_s:
             return False
-        if not self._storage.store_subkey(key, subkey, value, expiration_time):
+        before, place = self._held.get((key, subkey)), place_of_caller.get()
+        if not (before.expires < expiration_time if before else self._make_room(key, subkey, place)):
             return False
         self._forget(key, subkey)
-        self._held[key, subkey] = new
-        self._counts.update((key, subkey))
-        self._places[new.place] += 1
-        _compact(self._storage)
-        _compact(self._storage.get(key).value)
+        self._buckets.setdefault(key, {})[subkey] = ValueWithExpiration(value, expiration_time)
+        self._held[key, subkey] = _Held(expiration_time, place)
+        self._signers[subkey] += 1
+        self._places[place] += 1
         return True
 
     def store(self, key: Any, value: bytes, expiration_time: float, subkey: str | None = None) -> bool:
@@ -169,53 +167,37 @@ class DhtStorage:
         place_of_caller.reset(before)
 
     def get(self, key: Any) -> Any:
-        """A copy: hivemind's look-ups add to it what others answer."""
+        """A copy: hivemind's look-ups add to it what others answer. A few records may have expired (`_drop_expired`):
+        readers leave them out."""
         from hivemind.dht.storage import DictionaryDHTValue
+        from hivemind.utils.timed_storage import ValueWithExpiration
 
-        found = self._storage.get(key)
-        if found is None:
+        now = time.time()
+        self._drop_expired(now)
+        if key not in self._buckets:
             return None
-        bucket = found.value
-        bucket._remove_outdated()
         copy = DictionaryDHTValue()
-        copy.data, copy.key_to_heap = dict(bucket.data), dict(bucket.key_to_heap)
-        copy.expiration_heap = list(bucket.expiration_heap)
-        copy.latest_expiration_time = bucket.latest_expiration_time
-        return type(found)(copy, found.expiration_time)
-
-    def items(self) -> Any:
-        return self._storage.items()
+        copy.data, copy.latest_expiration_time = dict(self._buckets[key]), now + self._longest_s
+        return ValueWithExpiration(copy, copy.latest_expiration_time)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._storage
+        return key in self._buckets
 
-    def __len__(self) -> int:
-        return len(self._storage)
-
-    def _make_room(self, key: Any, signer: str, new: "_Held") -> bool:
+    def _make_room(self, key: Any, signer: str, place: str) -> bool:
         """For a record that is not stored yet; False where there is none."""
-        if self._counts[signer] >= MAX_OF_SIGNER:
+        if self._signers[signer] >= MAX_OF_SIGNER:
             return False
-        if self._counts[key] >= MAX_IN_BUCKET:
-            there = {each: held.place for each in self._in_bucket(key) if (held := self._held.get(each))}
-            largest = _gives_up(Counter(there.values()), new.place)
-            place = next((each for each, where in there.items() if where == largest), None)
+        if len(bucket := self._buckets.get(key, {})) >= MAX_IN_BUCKET:
+            there = {(key, each): self._held[key, each] for each in bucket}
+            largest = _gives_up(Counter(held.place for held in there.values()), place)
         elif len(self._held) >= self._most:
-            largest = _gives_up(self._places, new.place)
-            place = next((each for each, held in self._held.items() if held.place == largest), None)
+            there, largest = self._held, _gives_up(self._places, place)
         else:
             return True
-        if place is not None:
-            self._forget(*place)
-            if (bucket := self._storage.get(place[0])) is not None:
-                del bucket.value[place[1]]
-                if not bucket.value.data:
-                    del self._storage[place[0]]
-        return place is not None
-
-    def _in_bucket(self, key: Any) -> list[tuple[Any, str]]:
-        bucket = self._storage.get(key)
-        return [] if bucket is None else [(key, signer) for signer in bucket.value.data]
+        oldest = next((each for each, held in there.items() if held.place == largest), None)
+        if oldest is not None:
+            self._forget(*oldest)
+        return oldest is not None
 
     def _drop_expired(self, now: float) -> None:
         """In the order of storing: one that lives long holds up the shorter ones behind it, for a minute at most."""
@@ -225,7 +207,10 @@ class DhtStorage:
     def _forget(self, key: Any, signer: str) -> None:
         held = self._held.pop((key, signer), None)
         if held is not None:
-            _take_off(self._counts, key, signer)
+            del self._buckets[key][signer]
+            if not self._buckets[key]:
+                del self._buckets[key]
+            _take_off(self._signers, signer)
             _take_off(self._places, held.place)
 
 
@@ -287,20 +272,13 @@ def _few_replacements(table: Any, node_id: Any) -> None:
         table.peer_id_to_uid.pop(table.uid_to_peer_id.pop(oldest, None), None)
 
 
-def _take_off(counts: Counter[Any], *parts: Any) -> None:
-    for part in parts:
-        counts[part] -= 1
-        if not counts[part]:
-            del counts[part]
+def _take_off(counts: Counter[str], name: str) -> None:
+    counts[name] -= 1
+    if not counts[name]:
+        del counts[name]
 
 
 def _gives_up(shares: Counter[str], place: str) -> str | None:
     """Which place has most, if it has so much more than this one that it would still not have less."""
     largest, count = max(shares.items(), key=lambda share: share[1], default=("", 0))
     return largest if count > shares[place] + 1 else None
-
-
-def _compact(storage: Any) -> None:
-    """hivemind drops what has expired when its length is read, but leaves an entry in a heap for each renewal."""
-    if len(storage.expiration_heap) > 2 * len(storage) + 16:
-        storage.expiration_heap = sorted(storage.key_to_heap.values())
