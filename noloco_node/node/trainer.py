@@ -304,6 +304,8 @@ class TrainingNode(BaseNode):
         if self._config.rounds is not None:
             self._own_end = self._stats.round + self._config.rounds
         self._stats.rounds_target = min(run.rounds, self._own_end)
+        if rules.ended:  # this home may have known it at the start already
+            thread.amend(run.rounds, ended=True)
         self._obey_limits()
         self._handle(lifecycle.Signal.CAUGHT_UP)
         await self._publish_now()

@@ -18,11 +18,15 @@ def real_nodes() -> Iterator[RealNodes]:
         yield real_nodes
 
 
-def begin(real_nodes: RealNodes, **top: object) -> Node:
+def begin(real_nodes: RealNodes, *words: str, **top: object) -> Node:
     model = {"task": "paced", "options": {"step_s": 0.2, "outputs": 8}}
     run = real_nodes.tables(model=model, inner={"batch_tokens": 8, "steps": 20}, rounds=100_000)
     run.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in top.items()) + run.read_text())
-    return real_nodes.node("author", "start", str(run))
+    return real_nodes.node("author", "start", str(run), *words)
+
+
+def steps(node: Node) -> list[str]:
+    return sorted(path.name for path in node.home.glob("runs/*/checkpoints/*") if path.name.isdecimal())
 
 
 def peer_id(real_nodes: RealNodes, name: str) -> str:
@@ -100,3 +104,19 @@ def test_an_amendment_reaches_eight_nodes_and_the_one_that_was_away(real_nodes: 
         assert node.process.wait(2 * PRESENCE_S + 60) == 0, node.log.read_text()[-2000:]
         assert node.printed("(finished test-)")
     assert back.run("join").stdout.count("is over")
+
+
+def test_a_run_that_was_ended_is_not_trained_on_after_a_restart(real_nodes: RealNodes) -> None:
+    """With a rendezvous it asks whether the run was given more rounds; nobody tells it again that it has ended."""
+    words = "--bootstrap", real_nodes.rendezvous().address()
+    author = begin(real_nodes, *words)
+    until(lambda: author.round() >= 1, "a round")
+    author.leave()
+    done = author.run("run", "amend", "test", "--end-now")
+    assert done.returncode == 0, done.stderr
+    before = steps(author)
+    for more in ((), ("--linger", "1")):  # with which a container does not look whether the run is over
+        again = real_nodes.node("author", "join", *words, *more)
+        assert again.process.wait(60) == 0, again.log.read_text()[-2000:]
+        assert again.printed("(finished test-)"), again.log.read_text()[-2000:]
+    assert steps(author)[-1] == before[-1]
