@@ -7,7 +7,7 @@ The two kinds of node, node/rendezvous.py and node/trainer.py, add what they do 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -74,7 +74,8 @@ class BaseNode:
         self._waiting = WaitingLines()
         self._web: str | None = None
         """The address of its web page."""
-        self._join: str | None = None
+        self._reported: list[str] = []
+        """The lines to join with that the user has read."""
 
     async def run(self) -> None:
         with self._lines.attached():
@@ -142,7 +143,7 @@ class BaseNode:
             reachable=self._transport.reachable,
             network_restarts=self._restarts,
             addresses=tuple(map(str, self._transport.addresses())),
-            join=self._join,
+            join=next(iter(self._join_lines()), None),
             web=self._web,
             skew_s=skew.ahead_s if skew else None,
             skew_witnesses=skew.witnesses if skew else 0,
@@ -167,11 +168,20 @@ class BaseNode:
             log.info("web page: %s (to control the node there, add #token= and the content of %s)", self._web, token)
             yield
 
-    def _report_join_lines(self, lines: Sequence[str]) -> None:
-        """What others join with: any of these is enough."""
+    def _join_lines(self) -> list[str]:
+        """What others join with at this moment, each of them enough. This machine's addresses change: the provider
+        gives it another one, its router maps a port, its network is up after the node."""
+        return []
+
+    async def _report_join_lines(self) -> None:
+        """Once, and again where they have changed."""
+        if (lines := self._join_lines()) == self._reported:
+            return
+        self._reported = lines
         for line in lines:
             self._report(f"others join with: {line}")
-        self._join = lines[0] if lines else None
+        for found in self._only_here():
+            self._report(f"{found.text}: {found.remedy}")
 
     async def _live(self) -> None:
         raise NotImplementedError
@@ -243,7 +253,11 @@ class BaseNode:
 
     def _health(self) -> tuple[Health, ...]:
         transport = self._transport
-        return (*self._outages.health(time.monotonic()), *health.health(transport.reachable, transport.skew))
+        network = (*health.health(transport.reachable, transport.skew), *self._only_here())
+        return (*self._outages.health(time.monotonic()), *network)
+
+    def _only_here(self) -> tuple[Health, ...]:
+        return () if self._config.listen.is_loopback else health.only_here(self._transport.addresses())
 
 
 def _first(error: BaseException) -> BaseException:

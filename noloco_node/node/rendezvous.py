@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 from noloco_node.base import periodic
+from noloco_node.base.states import NodeState
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.traffic import Traffic
@@ -53,10 +54,14 @@ class RendezvousNode(BaseNode):
         self._swarm = swarm
         await self._enter(swarm.start)
         self._handle(Signal.DIRECTORY_ENTERED)
-        self._report_join_lines([f"{COMMAND} --bootstrap {address}" for address in self._transport.addresses()])
         await periodic.every(lambda: LOOK_S, lambda: self._look(swarm), (NolocoError, OSError))
 
+    def _join_lines(self) -> list[str]:
+        entered = self._life.state is NodeState.RENDEZVOUS
+        return [f"{COMMAND} --bootstrap {address}" for address in self._transport.addresses()] if entered else []
+
     async def _look(self, swarm: Directory) -> None:
+        await self._report_join_lines()
         known = dict.fromkeys(rows.verified(signed).run_id for signed in self._runs.known)
         self._seen = {run: seen for run, seen in self._seen.items() if run in known}
         unseen = [run for run in known if run not in self._seen]

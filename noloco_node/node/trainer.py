@@ -76,6 +76,8 @@ STOP_S = 0.5
 """At least so long the training thread may take to end: after its last state it ends at once."""
 LIMITS_S = 1.0
 """How often the volunteer's hours and quota are checked."""
+JOIN_LINE_S = 60.0
+"""How often it is checked whether others join with another line: so long p2pd may take to be back after its end."""
 TIME_S = 1.0
 """How often the training thread is asked for its progress."""
 GPU_S = 2.0
@@ -214,7 +216,7 @@ class TrainingNode(BaseNode):
                 raise SwarmUnreachable(f"{run.label} is over: its author has ended it. Join another run")
             self._recorder.open(self._home.run(run.run_id), run.label, self._config.sinks)
             self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
-            self._report_join_lines(invitation.lines(self._ways_for_others(), run.run_id, signed.author))
+            await self._report_join_lines()
             if run.membership == "invite":
                 self._report("each of them needs a token, which the author makes: `noloco-node invite <their peer id>`")
             duties += [group.create_task(duty) for duty in (*author.duties(), *self._duties())]
@@ -226,11 +228,17 @@ class TrainingNode(BaseNode):
         """The bootstrap nodes; where there are none, or none answered, also this node itself. Not peers seen earlier:
         whoever is invited would believe them."""
         own = self._transport.addresses() if self._config.seen or not self._config.bootstrap else ()
+        own = sorted(own, key=lambda way: way.ip is not None and not way.ip.is_global)  # not all may fit
         return [way for way in (*self._config.bootstrap, *own) if way.transport == "tcp" and not way.relay]
 
     def _remember(self, run: Manifest, signed: Signed) -> None:
-        port = next((address.port for address in self._transport.addresses() if not address.relay), 0)
-        remembered.keep(self._home, self._config.given, run.run_id, signed.author, port)
+        remembered.keep(self._home, self._config.given, run.run_id, signed.author, self._transport.listening_port)
+
+    def _join_lines(self) -> list[str]:
+        if self._ready is None or self._author is None:
+            return []  # what is wrong with the run is not found yet
+        rules = self._author.rules
+        return invitation.lines(self._ways_for_others(), rules.run.run_id, rules.signed.author)
 
     def _start_training(self, run: Manifest) -> TrainingThread:
         loop, config, peer_id = asyncio.get_running_loop(), self._config, self._identity.peer_id
@@ -269,6 +277,7 @@ class TrainingNode(BaseNode):
             periodic.every(look_again_s, self._membership.look, (NolocoError, OSError)),
             periodic.every(lambda: CACHE_S, self._membership.refresh_cache, (NolocoError, OSError)),
             periodic.every(lambda: LIMITS_S, self._check_limits, (NolocoError, OSError)),
+            periodic.every(lambda: JOIN_LINE_S, self._report_join_lines, ()),
             periodic.every(lambda: TIME_S, self._read_progress, (NolocoError,)),
             periodic.every(lambda: GPU_S, self._read_gpu, ()),
             periodic.every(lambda: TIME_S, self._save_when_due, ()),

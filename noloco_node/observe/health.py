@@ -5,6 +5,9 @@ transport/self_view.py. No swap depends on a clock; but a presence record counts
 a node whose clock is further off than that finds no peer, and no peer finds it.
 """
 
+from collections.abc import Collection
+
+from noloco_node.base.addresses import Address
 from noloco_node.base.units import span
 from noloco_node.errors import ClockTooFarOff
 from noloco_node.transport.reachability import OUTGOING, RELAYED
@@ -57,6 +60,15 @@ def health(reachable: str | None, skew: ClockSkew | None) -> tuple[Health, ...]:
     if skew is not None and abs(skew.ahead_s) >= WARN_S:
         found.append(Health("warning", f"clock: {_off(skew)}", _SET_CLOCK))
     return tuple(found)
+
+
+def only_here(addresses: Collection[Address]) -> tuple[Health, ...]:
+    """For a node that listens for other machines, too; `addresses`: those at which it can be called."""
+    if not addresses or not all(address.is_loopback for address in addresses):
+        return ()
+    text = "network: this machine has no address at which another one could call this node"
+    remedy = "connect it to a network, or name an address with --announce; with IPv6 alone: --listen /ip6/::/tcp/0"
+    return (Health("warning", text, remedy),)
 
 
 def _is_too_far(skew: ClockSkew) -> bool:

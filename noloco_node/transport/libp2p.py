@@ -160,6 +160,11 @@ class Libp2pTransport:
         return self._reach.addresses(own)
 
     @property
+    def listening_port(self) -> int:
+        """On this machine, whichever port its router has for it. 0: not known, as in a node that does not listen."""
+        return _same_port(self._listen, self._found()).port
+
+    @property
     def reachable(self) -> str | None:
         """One of the verdicts of transport/reachability.py; None while it is not known."""
         return self._reach.verdict

@@ -369,6 +369,15 @@ async def test_a_reader_of_hiveminds_that_breaks_is_noticed(net, monkeypatch):
 # ---- relays, and how a node looks from outside ----
 
 
+async def test_the_port_that_it_listens_on_is_not_the_one_that_its_router_has_for_it(tmp_path):
+    node = Libp2pTransport(Identity.load_or_create(tmp_path / "key"), ANY_PORT)
+    assert node.listening_port == 0
+    here = [Address("ip4", host, 40001) for host in ("127.0.0.1", "192.168.1.20")]
+    node._latest = SimpleNamespace(addresses=here)
+    node._reach._outside = [Address("ip4", "203.0.113.7", 51234, node.peer_id)]
+    assert (node.addresses()[0].port, node.listening_port) == (51234, 40001)
+
+
 async def test_a_node_that_learns_later_that_nobody_can_call_it_listens_for_quic(net, monkeypatch):
     monkeypatch.setattr(reachability, "KEEP_S", 0.2)
     await net.start(serves_relay=True)
