@@ -8,7 +8,7 @@ from pathlib import Path
 
 from noloco_node.base import atomic_files
 from noloco_node.base.units import size
-from noloco_node.checkpoints import checkpoint
+from noloco_node.checkpoints import checkpoint, listing
 from noloco_node.checkpoints.checkpoint import Checkpoint, Saveable, Use, any_values
 from noloco_node.errors import DiskFull, NolocoError
 from noloco_node.views.status import Checkpoints, Health
@@ -30,6 +30,8 @@ class CheckpointKeeper:
         self._run_id = run_id
         self._resumed: int | None = None
         self._saved: int | None = None
+        self.none_usable = False
+        """Whether there were checkpoints at the start, and all were skipped."""
         self.unsaved: DiskFull | None = None
         self._full = False
         """Why the last try to save wrote none."""
@@ -42,8 +44,9 @@ class CheckpointKeeper:
 
     def resume(self, layout: bytes, use: Use = any_values, parameters: int | None = None) -> Checkpoint | None:
         """The checkpoint that this node resumes from: the newest that `use` takes, unless it is far worse than an older
-        one. Raises Incompatible where it is of another run or layout."""
+        one. Raises Incompatible where it is of another run or layout, or of a newer version."""
         found = self._newest(layout, use, parameters, RESUME_MARGIN)
+        self.none_usable = found is None and bool(listing.kept(self._directory))
         self._resumed = found.round if found else None
         return found
 

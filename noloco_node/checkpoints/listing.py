@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from noloco_node.base import atomic_files
-from noloco_node.errors import UsageError
+from noloco_node.errors import Incompatible, UsageError
 
 SCHEMA = 2
 FILES = MODEL, OUTER, INNER = "model.safetensors", "outer.safetensors", "inner.pt"
@@ -19,7 +19,7 @@ _NAME = re.compile(r"(\d{1,18})(?:-(\d{1,6}))?")  # a second one at the same ste
 
 
 class Damaged(Exception):
-    """Why a checkpoint does not verify."""
+    """Why a checkpoint does not verify. Its cause is Incompatible where it is no damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,11 @@ def about(path: Path) -> About:
     try:
         with atomic_files.open_file(path / STATE) as file:
             found = json.loads(file.read(_MAX_STATE_BYTES))
+        if type(found["schema"]) is int and found["schema"] > SCHEMA:
+            newer = (
+                f"{path} was written by a newer version of noloco-node: update this one, or move the checkpoint away"
+            )
+            raise Damaged("a newer version of noloco-node wrote it") from Incompatible(newer)
         wanted = {"run_id": str, "layout": str, "round": int, "step": int}
         is_right = all(type(found[key]) is kind for key, kind in wanted.items()) and found["schema"] == SCHEMA
         measured_on = found.get("measured_on")

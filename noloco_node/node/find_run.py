@@ -85,10 +85,12 @@ async def require_somebody(look: Callable[[], Awaitable[Collection[object]]], ru
     raise nobody(run, run.label)
 
 
-def nobody(run: Manifest, where: str) -> SwarmUnreachable:
+def nobody(run: Manifest, where: str, *, lost: bool = False) -> SwarmUnreachable:
+    """`lost`: this node has checkpoints, and can use none of them."""
+    own = "none of this node's checkpoints can be used, as its log says" if lost else "this node has no weights of it"
     theirs = " and --weights, their folder, which the run's author has" if run.model.weights else ""
     return SwarmUnreachable(
-        f"nobody is in {where} at this moment, and this node has no weights of it: it is over, or its nodes are off. "
+        f"nobody is in {where} at this moment, and {own}: it is over, or its nodes are off. "
         f"Join again when one is back, or train it again from its first weights with --start-over{theirs}"
     )
 

@@ -305,7 +305,7 @@ class TrainingNode(BaseNode):
             came = await self._catch_up.fetch_first_state()
             if not (came or ready.tokens or self._may_begin):
                 at = self._own_stage.at
-                raise find_run.nobody(run, f"stage {at} of {run.label}" if at else run.label)
+                raise find_run.nobody(run, f"stage {at} of {run.label}" if at else run.label, lost=self._lost_weights)
         self._begin_rounds(rules, ready)
         self._state_service.begin(terms, thread, rules.refuses)
         self._schedule = self._new_schedule(thread, ready.layout)
@@ -325,7 +325,14 @@ class TrainingNode(BaseNode):
     @property
     def _may_begin(self) -> bool:
         """Whether it may begin with the first weights where nobody has later ones."""
-        return self._brings_run or self._own_stage.may_begin(self._membership.seen.values())
+        begins = self._brings_run or self._own_stage.may_begin(self._membership.seen.values())
+        return begins and not self._lost_weights
+
+    @property
+    def _lost_weights(self) -> bool:
+        """Whether it had weights and cannot use them: what it trained from the beginning would take their places, so it
+        has to be told to."""
+        return self._keeper is not None and self._keeper.none_usable and not self._config.start_over
 
     def _begin_rounds(self, rules: RunRules, ready: Ready) -> None:
         run = rules.run

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from noloco_node.base import atomic_files
 from noloco_node.checkpoints import checkpoint, listing
-from noloco_node.checkpoints.checkpoint import Checkpoint, newest, save
+from noloco_node.checkpoints.checkpoint import Checkpoint, newest, save, slow_weights
 from noloco_node.errors import DiskFull, Incompatible, UsageError
 
 RUN, LAYOUT = "ab" * 32, bytes(range(32))
@@ -134,11 +134,20 @@ def test_an_empty_folder_is_skipped_too(tmp_path: Path) -> None:
     assert found.skipped == ("checkpoint 100 is skipped: it has no state.json",)
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "null", '{"schema": 3}', "[" * 9999, '{"round": true}', "\xff"])
+@pytest.mark.parametrize("text", ["[]", "{}", "null", '{"schema": true}', "[" * 9999, '{"round": true}', "\xff"])
 def test_any_other_state_json_is_damage(tmp_path: Path, text: str) -> None:
     path = save(tmp_path, Replica(), RUN, LAYOUT)
     (path / "state.json").write_text(text, encoding="latin-1")
     assert newest(tmp_path, RUN, LAYOUT).checkpoint is None
+
+
+def test_one_of_a_newer_version_is_no_damage(tmp_path: Path) -> None:
+    path = save(tmp_path, Replica(step=100), RUN, LAYOUT) / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": listing.SCHEMA + 1, "new": {}}))
+    with pytest.raises(Incompatible, match="100 was written by a newer version of noloco-node: update this one"):
+        newest(tmp_path, RUN, LAYOUT)
+    with pytest.raises(Incompatible, match="newer version"):
+        slow_weights(listing.kept(tmp_path), RUN, LAYOUT)
 
 
 def test_all_damaged_says_so_of_each(tmp_path: Path) -> None:

@@ -199,6 +199,15 @@ def test_a_harmed_one_is_named_and_used_where_the_others_cannot_be_read(
     assert found and found.step == 30
 
 
+def test_a_start_knows_that_it_lost_what_was_trained(tmp_path: Path) -> None:
+    keeper = CheckpointKeeper(tmp_path, RUN)
+    assert keeper.resume(LAYOUT) is None and not keeper.none_usable, "there was nothing"
+    keeper.save(Replica(), LAYOUT)
+    assert keeper.resume(LAYOUT) and not keeper.none_usable
+    (tmp_path / "70" / "inner.pt").unlink()
+    assert keeper.resume(LAYOUT) is None and keeper.none_usable
+
+
 def test_one_without_losses_is_read_as_before(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, Replica(), RUN, LAYOUT)
     about = json.loads((tmp_path / "70" / "state.json").read_text())

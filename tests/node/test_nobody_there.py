@@ -60,6 +60,28 @@ def test_of_several_runs_that_nobody_is_in_one_must_be_named(
     assert undecided.printed(r"(several runs are known there, name one: \S+ \(--run [0-9a-f]{64}\), \S+ \(--run)")
 
 
+def test_who_can_use_none_of_its_checkpoints_does_not_begin_again_unasked(real_nodes: RealNodes) -> None:
+    """What it trained from the beginning would take their places."""
+    author = real_nodes.node("keeper", "start", str(real_nodes.paced(step_s=0.02, steps=10)))
+    until(author.round, "a round")
+    author.leave()
+    kept = sorted(author.home.glob("runs/*/checkpoints/*"))
+    about = {path / "state.json": (path / "state.json").read_text() for path in kept}
+    for code, there, says in (
+        (12, '{"schema": 99}', "(was written by a newer version of noloco-node: update this one)"),
+        (10, "{", "(none of this node's checkpoints can be used, .* with --start-over)"),
+    ):
+        for path in about:
+            path.write_text(there)
+        author = real_nodes.node("keeper", "join")
+        assert author.process.wait(90) == code, author.log.read_text()[-2000:]
+        assert author.printed(says), author.log.read_text()[-2000:]
+        assert sorted(author.home.glob("runs/*/checkpoints/*")) == kept
+    author = real_nodes.node("keeper", "join", "--start-over")
+    until(author.round, "a round from the first weights")
+    author.leave()
+
+
 @pytest.mark.slow
 def test_a_run_whose_only_node_still_reads_its_data_has_somebody(real_nodes: RealNodes, rendezvous: Node) -> None:
     """After all were restarted: the rendezvous knows the run, and its first node starts for longer than others look."""
