@@ -99,8 +99,9 @@ class Home:
                     "or give this one a home of its own with --home"
                 )
             with writing(self.lock_file):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                pid_bytes = f"{os.getpid()}\n".encode()
+                os.pwrite(descriptor, pid_bytes, 0)  # over the last one, which a full disk has room for
+                os.ftruncate(descriptor, len(pid_bytes))
             yield
 
     def holder(self) -> str | None:

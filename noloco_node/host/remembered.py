@@ -5,11 +5,15 @@ What is valid is decided where all settings are read, in host/config.py; a damag
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 from noloco_node.base import atomic_files
+from noloco_node.errors import DiskFull
 from noloco_node.host.home import Home
+
+log = logging.getLogger(__name__)
 
 _OF_ONE_RUN = ("run", "trust", "token", "data", "encoding", "tokenizer", "weights", "stage")
 """Not passed on to another run: its author is another one, and so may be whom these files are for. The rest is about
@@ -46,10 +50,14 @@ def fitting(kept: Mapping[str, object], given: Mapping[str, object]) -> dict[str
 
 
 def keep(home: Home, given: Mapping[str, object], run_id: str, author: str, port: int = 0) -> None:
-    """Raises DiskFull, UsageError."""
+    """A full disk ends no start. Raises UsageError."""
     lasting = {key: _from_anywhere(key, value) for key, value in given.items() if key not in _ONCE}
-    found = {"run": run_id, "trust": author, _PORT: port}
-    atomic_files.write(home.remembered, json.dumps({**lasting, **found}, indent=1) + "\n")
+    content = json.dumps({**lasting, "run": run_id, "trust": author, _PORT: port}, indent=1) + "\n"
+    try:
+        if _read(home) != json.loads(content):
+            atomic_files.write(home.remembered, content)
+    except DiskFull as error:
+        log.warning("what this node was given now is forgotten at the next start: %s", error)
 
 
 def _from_anywhere(key: str, value: object) -> object:

@@ -1,9 +1,11 @@
 """What was given last time: kept in the home, and used by `join`."""
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
+from faults import fail_at
 
 from noloco_node.base.addresses import parse
 from noloco_node.cli import parser
@@ -40,6 +42,17 @@ def test_join_alone_goes_on_with_it(home: Home, tmp_path: Path) -> None:
     assert again.tokenizer == tmp_path / "t.json"
     assert again.rounds is None, "that was about one time"
     assert load(home, back=False).max_upload is None, "`start` and `bootstrap` do as they are told"
+
+
+def test_a_full_disk_ends_no_start(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    remembered.keep(home, GIVEN, RUN, PEER, 4001)
+    with fail_at(monkeypatch, 1, OSError(errno.ENOSPC, "full")):
+        remembered.keep(home, GIVEN, RUN, PEER, 4001)
+        assert not caplog.text, "nothing new is to be written"
+        remembered.keep(home, GIVEN, RUN, PEER, 4002)
+    assert remembered.port(home) == 4001 and "is forgotten at the next start: the disk is full" in caplog.text
 
 
 def test_the_port_of_last_time_is_no_setting(home: Home) -> None:
