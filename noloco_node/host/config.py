@@ -8,6 +8,7 @@ the parsers of rates, hours and addresses would remain.
 
 import codecs
 import ipaddress
+import logging
 import re
 import shlex
 import tomllib
@@ -30,6 +31,8 @@ LOG_FORMATS = ("text", "json")
 SINKS = TENSORBOARD, WANDB = "tensorboard", "wandb"
 MOMENTS = FULL, EIGHT_BIT = "fp32", "8bit"
 PREFIX = "NOLOCO_"
+
+log = logging.getLogger(__name__)
 
 _MAX_ADDRESSES = 64  # more than any machine has, or any joining node tries
 _MAX_GLOBS = 64
@@ -296,7 +299,7 @@ def resolve(
     home = flags.get("home")
     given = _invited({key: value for key, value in flags.items() if key != "home" and value is not None})
     named, home_toml = _invited(_named(environ), "NOLOCO_INVITATION: "), _invited(home_toml, "node.toml: ")
-    kept = remembered.fitting(kept or {}, {**home_toml, **named, **given})
+    kept = _known(remembered.fitting(kept or {}, {**home_toml, **named, **given}))
     found: dict[str, Any] = {"home": home_dir(str(home) if home else None, environ)}
     found |= _read(kept, str, "remembered.json: ")
     found |= _read(home_toml, str, "node.toml: ")
@@ -418,6 +421,15 @@ def _read(source: Mapping[str, object], spelled: Callable[[str], str], where: st
             names = map(spelled, _PARSERS)
             raise UsageError(f"{where}{shown(spelled(key))[1:-1]} is not known, {did_you_mean(spelled(key), names)}")
     return {key: _parsed(key, value, f"{where}{spelled(key)}") for key, value in source.items()}
+
+
+def _known(kept: Mapping[str, object]) -> dict[str, object]:
+    """What this version knows of what is remembered: a newer one may have written the file, and nobody typed it."""
+    if unknown := [key for key in kept if key not in _PARSERS]:
+        log.warning(
+            "remembered.json: this version does not know %s, and goes on without", ", ".join(map(shown, unknown))
+        )
+    return {key: value for key, value in kept.items() if key in _PARSERS}
 
 
 def _parsed(key: str, value: object, where: str) -> object:

@@ -131,6 +131,13 @@ def test_a_damaged_file_is_set_aside_and_a_wrong_value_named(home: Home) -> None
         load(home)
 
 
+def test_what_a_newer_version_remembered_is_left_out(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    remembered.keep(home, {**GIVEN, "priority": "low"}, RUN, PEER)
+    assert (load(home).max_upload, "priority" in load(home).given) == (5e6, False)
+    assert "does not know 'priority'" in caplog.text
+    assert {s.origin for s in config.explained(home, {}) if s.name == "max_upload"} == {"remembered"}
+
+
 def test_each_setting_says_where_it_comes_from(home: Home) -> None:
     remembered.keep(home, GIVEN, RUN, PEER)
     (home.root / "node.toml").write_text('device = "cpu"\nmax_upload = "2MB"\n')
