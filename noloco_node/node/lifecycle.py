@@ -6,7 +6,7 @@ be is compared with what was ordered last, and the differences are the actions. 
 
     STARTING -> JOINING -> TRAINING -> FINISHED      JOINING takes a peer's state, or finds that nobody has one
     TRAINING <-> PAUSED, SOLO                        the volunteer's limits
-    TRAINING, PAUSED -> JOINING -> TRAINING          catching up: after a divergence, or a pause or sleep too long
+    TRAINING, PAUSED, SOLO -> JOINING -> TRAINING    catching up: after a divergence, or a pause or sleep too long
     STARTING -> RENDEZVOUS                           a node that trains nothing
     any -> LEAVING                                   the end
 """
@@ -84,7 +84,8 @@ class Limits:
     until: str = ""
     """What ends a pause, in words."""
     behind: bool = False
-    """Whether this node is so far behind the others that it has to catch up after a pause."""
+    """Whether this node is so far behind the others that it has to catch up after a pause, or after a standstill while
+    its quota was used up. One that trained alone on a slow machine is behind, too, and goes on."""
 
 
 Event = Signal | WaitsFor | ModelReady | Limits
@@ -186,6 +187,7 @@ class Lifecycle:
                 self.state = NodeState.TRAINING
             case Signal.CAUGHT_UP if self.state in (NodeState.STARTING, NodeState.JOINING) and not self._orders.begun:
                 self.at_work = True
+                self.stood_still |= self.state is NodeState.STARTING  # nobody was asked how far the others are
                 self.state = _LIMITED[self._limits.hold]
             case Limits():
                 self._limits = event
@@ -198,7 +200,7 @@ class Lifecycle:
             case Signal.KEPT_UP:
                 self.stood_still = False
             case Signal.LEFT_BEHIND:
-                self.stood_still = False
+                self.stood_still = self.state is NodeState.SOLO  # it catches up when it may
                 if self.state is NodeState.TRAINING and not self._work_done:
                     self._join_again(PAUSED)
             case Signal.ROLLED_BACK:
@@ -221,7 +223,9 @@ class Lifecycle:
     def _obey(self, limits: Limits) -> None:
         if limits.hold is None and self.state is NodeState.JOINING:
             return  # catching up goes on
-        if limits.hold is None and self.state is NodeState.PAUSED and limits.behind and not self._work_done:
+        was_away = self.state is NodeState.PAUSED or (self.state is NodeState.SOLO and self.stood_still)
+        if limits.hold is None and was_away and limits.behind and not self._work_done:
+            self.stood_still = False
             self._join_again(PAUSED)
         else:
             self.state = _LIMITED[limits.hold]
@@ -236,7 +240,7 @@ class Lifecycle:
     def _rounds_held(self) -> str | None:
         if self._rounds_over or self.state is NodeState.LEAVING:
             return _STOPPED
-        if self.state is NodeState.PAUSED or (self.stood_still and self.state in AT_WORK):
+        if self.state is NodeState.PAUSED or (self.stood_still and self.state is NodeState.TRAINING):
             return PAUSED
         if self._catch_up:
             return self._catch_up

@@ -122,6 +122,21 @@ def test_a_node_that_stood_still_and_was_left_behind_catches_up() -> None:
     assert told(trains(Signal.STOOD_STILL, Signal.WORK_DONE), Signal.LEFT_BEHIND) == [Order.RESUME_ROUNDS]
 
 
+def test_a_node_that_stood_still_while_its_quota_was_used_up_catches_up_when_it_has_some() -> None:
+    life = trains(SPENT)
+    assert told(life, Signal.STOOD_STILL, Signal.LEFT_BEHIND, SPENT) == [], "no traffic now"
+    assert told(life, BEHIND) == [PauseRounds(PAUSED), Order.PAUSE_TRAINING, StartCatchUp(diverged=False)]
+    assert told(life, Signal.CAUGHT_UP) == [Order.STOP_CATCH_UP, Order.RESUME_ROUNDS, Order.RESUME_TRAINING]
+    kept_up = trains(SPENT, Signal.STOOD_STILL, Signal.KEPT_UP)
+    assert told(kept_up, BEHIND) == [Order.RESUME_ROUNDS], "it went on training, on a slow machine"
+    unseen = trains(SPENT, Signal.STOOD_STILL)
+    assert told(unseen, NONE) == [PauseRounds(PAUSED)], "until it is seen how far the others are"
+    resumed = Lifecycle()
+    told(resumed, SPENT, ModelReady(resumed=True), Signal.CAUGHT_UP, Signal.LEFT_BEHIND)
+    assert resumed.state is NodeState.SOLO
+    assert told(resumed, BEHIND) == [PauseRounds(PAUSED), Order.PAUSE_TRAINING, StartCatchUp(diverged=False)]
+
+
 def test_weights_that_diverged_are_replaced() -> None:
     life = trains()
     assert told(life, Signal.DIVERGED, Signal.DIVERGED) == [
