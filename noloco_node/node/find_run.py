@@ -13,7 +13,7 @@ from contextlib import suppress
 import grpc
 
 from noloco_node.checkpoints import listing
-from noloco_node.errors import NolocoError, PeerFault, SwarmUnreachable, UsageError
+from noloco_node.errors import Incompatible, NolocoError, PeerFault, SwarmUnreachable, UsageError
 from noloco_node.host import paths
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
@@ -139,14 +139,16 @@ async def ask(  # noqa: PLR0913
 async def _known(
     channel: Channel, rendezvous: Sequence[str], run_id: str | None, author: str
 ) -> dict[str, list[run_registry.KnownRun]]:
-    """What each says; not waiting for the others once one knows the run that is meant, or one that somebody trains."""
+    """What each says; not waiting for the others once one knows the run that is meant, or one that somebody trains.
+    Raises Incompatible where this version cannot read it."""
 
     def enough(run: run_registry.KnownRun) -> bool:
         meant = verify(run.signed).run_id.startswith(run_id) if run_id else bool(run.training)
         return meant and run.signed.author.startswith(author)
 
     found: dict[str, list[run_registry.KnownRun]] = {}
-    asked = {asyncio.create_task(run_registry.ask(channel(peer))): peer for peer in rendezvous}
+    newer: Incompatible | None = None
+    asked = {asyncio.create_task(run_registry.ask(channel(peer), meant=run_id or "")): peer for peer in rendezvous}
     try:
         while asked and not any(enough(run) for known in found.values() for run in known):
             done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
@@ -156,8 +158,12 @@ async def _known(
                     found[peer] = task.result()
                 except PeerFault as fault:
                     log.debug("%s does not say what it runs: %s", peer, fault)
+                except Incompatible as error:
+                    newer = newer or error
     finally:
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)  # a call may fail as it is cancelled
+    if newer and (run_id or not any(found.values())):
+        raise newer
     return found

@@ -4,6 +4,7 @@ peers/run_rules.py checks and keeps it; `amended` does what it changes in this n
 """
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
@@ -19,6 +20,7 @@ from noloco_node.peers.record import PeerRecord
 from noloco_node.peers.run_rules import RunRules
 from noloco_node.run.admission import EXPIRED
 from noloco_node.transport.libp2p import Libp2pTransport
+from noloco_node.views.status import Health
 
 ANNOUNCE_S = 60.0
 """How often the run is announced: a rendezvous that was restarted has forgotten it."""
@@ -31,6 +33,8 @@ ASKED = 8
 """Peers that are asked for an amendment at the same time."""
 TELL_SECONDS = 60
 """How long a node stays where its author has ended the run and others do not know it: a few presence records long."""
+
+log = logging.getLogger(__name__)
 
 
 class FollowAuthor:
@@ -49,6 +53,8 @@ class FollowAuthor:
         self._own = transport.peer_id, token
         self._transport, self._membership = transport, membership
         self._rendezvous, self._misbehaved, self._amended = rendezvous, misbehaved, amended
+        self._refusing: set[str] = set()
+        """Rendezvous nodes that do not keep the run, as the log says."""
         self._expired_looks = 0
         """In a row, that this node's token had expired."""
 
@@ -61,7 +67,15 @@ class FollowAuthor:
 
     async def announce(self) -> None:
         channels = [self._transport.channel(peer) for peer in self._rendezvous]
-        await run_registry.announce(channels, self.rules.signed, self.rules.amended)
+        refused = await run_registry.announce(channels, self.rules.signed, self.rules.amended)
+        for peer in {peer for peer, no in zip(self._rendezvous, refused, strict=True) if no} - self._refusing:
+            self._refusing.add(peer)
+            log.warning("the rendezvous %s does not keep this run: it has no room, or is of an older version", peer)
+
+    def health(self) -> tuple[Health, ...]:
+        if self.rules.unreadable is None:
+            return ()
+        return (Health("warning", f"run: {self.rules.unreadable}", "update noloco-node, if there is a newer version"),)
 
     def require(self) -> None:
         """Raises NotAdmitted where this node may not take part."""

@@ -697,7 +697,7 @@ class TrainingNode(BaseNode):
     def status(self) -> StatusView:
         node = replace(super().status(), dht=self._membership.dht)
         seen = self._membership.seen.values()
-        found = self._catch_up.health() if self._catch_up else ()
+        found = (*(self._author.health() if self._author else ()), *(self._catch_up.health() if self._catch_up else ()))
         if self._ready:
             found = (*found, *self._stages.health(seen, self._life.state))
         return status.status(

@@ -9,6 +9,7 @@ run's author changed later goes with its manifest.
 """
 
 import asyncio
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -70,7 +71,11 @@ class RunRegistry(RunsServicer):
         """Returns False where there is no room. An amendment that is older than the known one changes nothing."""
         run_id = manifest.verify(signed).run_id
         key = run_id, signed.author
-        version = amendment.verify(amended, *key).version if amended else 0
+        try:
+            version = amendment.verify(amended, *key).version if amended else 0
+        except Incompatible as error:  # of a newer version of the program: the run itself is known all the same
+            log.debug("%s", error)
+            version = 0
         if key not in self._runs:
             if not self._make_room(by, place):
                 return False
@@ -143,11 +148,13 @@ class _Kept:
     amended: SignedAmendment | None = None
 
 
-async def ask(channel: grpc.aio.Channel, only: Signed | None = None) -> list[KnownRun]:
-    """The runs that a peer knows, or this one alone; those whose signature does not verify are left out."""
+async def ask(channel: grpc.aio.Channel, only: Signed | None = None, *, meant: str | None = None) -> list[KnownRun]:
+    """The runs that a peer knows, or this one alone; those whose signature does not verify are left out. `meant`: the
+    first digits of the one that is looked for, or none of them. Raises Incompatible where this version cannot read
+    that run, or none of those there."""
     with peer_faults():
         reply = await RunsStub(channel).List(pb.RunsRequest(), timeout=CALL_S)
-    runs = []
+    runs, unreadable = [], None
     for message, there in zip(reply.runs[:MAX_RUNS], reply.training, strict=False):
         try:
             signed = _decode(message)
@@ -157,17 +164,33 @@ async def ask(channel: grpc.aio.Channel, only: Signed | None = None) -> list[Kno
             runs.append(KnownRun(signed, there, _amendment(message)))
         except NolocoError as error:
             log.debug("a run that a peer named was left out: %s", error)
+            if isinstance(error, Incompatible) and meant is not None and _is_named(message, meant):
+                unreadable = unreadable or error
+    if unreadable and (meant or not runs):
+        raise unreadable
     return runs
 
 
+def _is_named(message: pb.SignedManifest, digits: str) -> bool:
+    """A run's id is its hash, whether it can be read or not."""
+    return hashlib.sha256(message.manifest).hexdigest().startswith(digits)
+
+
 async def announce(
-    channels: Iterable[grpc.aio.Channel], signed: Signed, amended: SignedAmendment | None = None
-) -> None:
-    """Announce a run to rendezvous nodes. The caller repeats it, so a failure is only logged."""
-    calls = [RunsStub(channel).Announce(_encode(signed, amended), timeout=CALL_S) for channel in channels]
-    for result in await asyncio.gather(*calls, return_exceptions=True):
+    channels: Sequence[grpc.aio.Channel], signed: Signed, amended: SignedAmendment | None = None
+) -> list[bool]:
+    """Announce a run to rendezvous nodes; which of them answer that they do not know it. The caller repeats it, so a
+    failure is only logged."""
+
+    async def refused(channel: grpc.aio.Channel) -> bool:
+        answer = await RunsStub(channel).Announce(_encode(signed, amended), timeout=CALL_S)
+        return not (answer.kept or await ask(channel, signed))  # a node that trains keeps its own run alone
+
+    results = await asyncio.gather(*map(refused, channels), return_exceptions=True)
+    for result in results:
         if isinstance(result, BaseException):
             log.debug("a run could not be announced: %r", result)
+    return [result is True for result in results]
 
 
 def first_copies(copies: Iterable[Signed]) -> list[Signed]:

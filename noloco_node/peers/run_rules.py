@@ -36,13 +36,15 @@ class RunRules:
         """`folder`: of the run, in this node's home."""
         self.signed = signed
         self.amended: SignedAmendment | None = None
+        self.unreadable: str | None = None
+        """Why an amendment that its author signed is not followed."""
         self._folder = folder
         self._manifest = verify(signed)
         self._newest: Amendment | None = None
         self._read_at = -1
         self._asked: dict[str, float] = {}
         self._misses: dict[str, int] = {}
-        """How often, in a row, a peer that states a version did not know the run."""
+        """How often, in a row, a peer that states a version did not know the run, or has what cannot be read here."""
         self._refused: dict[tuple[str, str], None] = {}
         self._rule = admission.rule(self._manifest, signed.author)
         self.reread()
@@ -137,10 +139,13 @@ class RunRules:
         except NotAdmitted:
             blame(peer, BAD)
         except Incompatible as error:
-            log.warning("%s", error)
+            if self.unreadable is None:
+                log.warning("%s", error)
+            self.unreadable = str(error)
+            self._missed(peer)
         else:
             if not found:  # it has just been started again, and does not know the run yet
-                remember(self._misses, peer, self._misses.get(peer, 0) + 1, MAX_REMEMBERED)
+                self._missed(peer)
                 return
             self._misses.pop(peer, None)
             if stated > self.version:
@@ -148,10 +153,13 @@ class RunRules:
             else:
                 self._asked.pop(peer, None)
 
+    def _missed(self, peer: str) -> None:
+        remember(self._misses, peer, self._misses.get(peer, 0) + 1, MAX_REMEMBERED)
+
     def _follow(self, signed: SignedAmendment, newer: Amendment) -> bool:
         if newer.version <= self.version:
             return False
-        self.amended, self._newest = signed, newer
+        self.amended, self._newest, self.unreadable = signed, newer, None
         self._rule = admission.rule(self._manifest, self.signed.author, newer.revoked)
         log.info("%s is %s", self._rule.label, newer.words())
         return True

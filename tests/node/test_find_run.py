@@ -159,6 +159,29 @@ def test_of_what_several_rendezvous_know_one_must_be_named(tmp_path: Path) -> No
         run_virtual(found(training=0, named=manifest.sign(Manifest(name="third", rounds=10), author)))
 
 
+def test_a_run_of_a_newer_version_ends_the_search_with_the_remedy(tmp_path: Path) -> None:
+    author = Identity.load_or_create(tmp_path / "author.key")
+    text = manifest.sign(Manifest(name="tiny", rounds=10), author).manifest.replace(b"{", b'{"later":1,', 1)
+    with pytest.raises(Incompatible, match="update"):
+        run_virtual(_asked(Signed(text, author.peer_id, author.sign(b"noloco manifest v1\n" + text))))
+
+
+async def _asked(run: Signed) -> Signed:
+    network = MemoryNetwork(random.Random(0))
+    rendezvous, us = network.join("rendezvous"), network.join("us")
+    known = run_registry.RunRegistry(rendezvous.caller)
+    known._runs["", run.author] = run_registry._Kept(run, "author", "home")
+    rendezvous.serve(lambda server: add_RunsServicer_to_server(known, server))
+    for member in (rendezvous, us):
+        await member.start()
+    try:
+        async with asyncio.timeout(find_run.RETRY_S):
+            return await find_run.ask(us.channel, MEET, lambda known, _: known[0].signed, lambda _: None)
+    finally:
+        for member in (us, rendezvous):
+            await member.close()
+
+
 def test_who_has_no_weights_waits_a_little_for_somebody_who_has() -> None:
     run = Manifest(name="tiny")
 

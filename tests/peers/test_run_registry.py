@@ -99,6 +99,41 @@ def test_a_forged_signature_is_not_kept(author: Identity, other_author: Identity
     assert run_virtual(_ask(("trainer", Signed(b"{}", author.peer_id, bytes(64))))) == []
 
 
+def newer(author: Identity) -> Signed:
+    """With a setting that this version does not know."""
+    document = json.loads(signed(author).manifest)
+    document["outer"]["nesterov"] = True
+    text = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    return Signed(text, author.peer_id, author.sign(b"noloco manifest v1\n" + text))
+
+
+def test_a_run_that_this_version_cannot_read_is_not_called_unknown(author: Identity) -> None:
+    run, other = newer(author), signed(author)
+
+    async def story() -> None:
+        network = MemoryNetwork(random.Random(0))
+        rendezvous, us = network.join("rendezvous"), network.join("us")
+        service = run_registry.RunRegistry(rendezvous.caller)
+        rendezvous.serve(lambda server: add_RunsServicer_to_server(service, server))
+        for member in (rendezvous, us):
+            await member.start()
+        there, run_id = us.channel("rendezvous"), hashlib.sha256(run.manifest).hexdigest()
+        assert await run_registry.announce([there], run) == [True], "of an older version"
+        service._runs[run_id, author.peer_id] = run_registry._Kept(run, "author", "home")  # as a newer one has it
+        assert await run_registry.ask(there) == []
+        for meant in ("", run_id[:32]):
+            with pytest.raises(Incompatible, match="update"):
+                await run_registry.ask(there, meant=meant)
+        assert await run_registry.announce([there], other) == [False]
+        assert await run_registry.ask(there, meant="") == known(other)
+        with pytest.raises(Incompatible, match="update"):
+            await run_registry.ask(there, meant=run_id[:32])
+        for member in (us, rendezvous):
+            await member.close()
+
+    run_virtual(story())
+
+
 def test_a_training_node_keeps_nothing_for_others(author: Identity) -> None:
     assert run_virtual(_ask(("trainer", signed(author)), keeps=False)) == []
 
@@ -253,4 +288,7 @@ def test_a_rendezvous_keeps_the_newest_amendment_and_no_forged_one(author: Ident
     with pytest.raises(NotAdmitted):
         service.add(signed(other_author), "peer", version(9))
     assert service.version(run_id) == 3
+    document = version(9).document.replace(b"{", b'{"later":1,')
+    later = amendment.SignedAmendment(document, author.sign(b"noloco amendment v1\n" + document))
+    assert service.add(run, "peer", later) and service.version(run_id) == 3, "this version cannot read it"
     assert service.add(run, "peer") and service.version(run_id) == 3, "an older version of a node knows none"

@@ -1,6 +1,7 @@
 """How an amendment goes from its author's node through a swarm, over the in-memory network and in virtual time."""
 
 import asyncio
+import logging
 import random
 from collections.abc import Collection
 from pathlib import Path
@@ -172,7 +173,9 @@ def test_who_has_just_been_started_again_or_is_gone_is_not_blamed(network: Memor
     assert honest.blamed == [] and honest.rules.version == 0
 
 
-def test_what_this_version_cannot_read_is_no_peers_fault(network: MemoryNetwork, tmp_path: Path) -> None:
+def test_what_this_version_cannot_read_is_no_peers_fault(
+    network: MemoryNetwork, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     document = version(4).document.replace(b"{", b'{"later":1,')
     signed = SignedAmendment(document, AUTHOR.sign(b"noloco amendment v1\n" + document))
     honest, peer = Member(network, tmp_path, "honest"), Liar(network, tmp_path, "peer")
@@ -180,10 +183,19 @@ def test_what_this_version_cannot_read_is_no_peers_fault(network: MemoryNetwork,
     peer.lie(4, signed)
 
     async def story() -> None:
-        await honest.look()
+        until = asyncio.get_running_loop().time() + 100 * ASK_AGAIN_S
+        while asyncio.get_running_loop().time() < until:
+            await honest.look()
+            await asyncio.sleep(LOOK_S)
+        assert "cannot read: update" in str(honest.rules.unreadable)
+        peer.lie(5, version(5, rounds=200))
+        honest.rules._asked.clear()
+        assert await honest.look() and honest.rules.unreadable is None
 
-    play([honest, peer], story)
-    assert honest.blamed == [] and honest.rules.version == 0
+    with caplog.at_level(logging.WARNING):
+        play([honest, peer], story)
+    assert honest.blamed == [] and honest.rules.version == 5
+    assert caplog.text.count("cannot read: update") == 1
     with pytest.raises(Incompatible):
         honest.rules.take(signed)
 
