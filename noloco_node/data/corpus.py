@@ -9,7 +9,7 @@ methods. documents.py reads a volunteer's files, parts.py decides what of them i
 tokens. Knows nothing of models or peers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -109,7 +109,7 @@ def load(spec: DataSpec, where: Sources = NOTHING, tokenizer: Tokenizer | None =
     if spec.source == "hub":
         from noloco_node.data import hub
 
-        return hub.load(spec, tokenizer)
+        return replace(hub.load(spec, tokenizer), awaited=where.awaited)
     return standard_library(tokenizer)
 
 

@@ -18,6 +18,7 @@ manifest and what it names come from unknown authors: only formats that hold dat
 set.
 """
 
+import dataclasses
 import logging
 import threading
 import time
@@ -32,6 +33,7 @@ from noloco_node.base.extras import pip_install
 from noloco_node.base.validation import in_one_line
 from noloco_node.data.hub_stream import Block, HubStream, Mark
 from noloco_node.data.parts import HELD_OUT
+from noloco_node.data.sources import Awaited
 from noloco_node.data.stream import generator, spread
 from noloco_node.data.tokens import Tokenizer, Tokens, packed
 from noloco_node.errors import Incompatible, NolocoError, UsageError
@@ -74,6 +76,7 @@ class HubCorpus:
     """Records held out at the beginning of each piece of the first shard; none of the pieces after these."""
     field: str
     tokenizer: Tokenizer
+    awaited: Awaited = dataclasses.field(default_factory=Awaited, compare=False)
 
     def windows(self, sequence_length: int, count: int) -> Tensor:
         """Spread evenly over the held-out part."""
@@ -208,6 +211,7 @@ class Reader:
                 records, ahead, offset = self._begun(mark)
                 for texts, state in self._groups(records, ahead):
                     begins = False
+                    self._of.awaited.over()
                     if len(tokens := self._encoded(mark, texts)):
                         found = True
                         yield Block(mark, tokens)
@@ -224,6 +228,7 @@ class Reader:
                     mark, found = self._after_what_fails(replace(mark, state=None, offset=mark.offset or 0), found)
                     continue
                 _log_waiting(self._of.name, error, wait_s)
+                self._of.awaited.waits(in_one_line(error), time.monotonic())
                 stop.wait(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 

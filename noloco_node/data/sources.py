@@ -7,20 +7,44 @@ missing file is named before anything heavy starts.
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from noloco_node.base.units import size
+from noloco_node.base.units import size, span
 from noloco_node.base.validation import shown
 from noloco_node.errors import UsageError
 from noloco_node.run.schema import DataSpec, Manifest
+from noloco_node.views.status import Health
 
 TOKENS = ".tokens"
 SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", TOKENS)
 """Files of a folder that are data; others are notes about it."""
 MAX_FILES = 100_000
+AWAITED_S = 300.0
+"""From then on `status` says that data is waited for: a network comes back, a token that has expired does not."""
 MAX_TOKENIZER_BYTES = 64_000_000
 """Twice the largest vocabularies in use."""
+
+
+class Awaited:
+    """What the reading waits for, and since when: written by the thread that reads, shown in `status`."""
+
+    def __init__(self) -> None:
+        self._waits: tuple[float, str] | None = None
+        """Replaced as a whole."""
+
+    def waits(self, why: str, now: float) -> None:
+        self._waits = (self._waits[0] if self._waits else now), why
+
+    def over(self) -> None:
+        self._waits = None
+
+    def health(self, now: float) -> tuple[Health, ...]:
+        if (waits := self._waits) is None or now - waits[0] < AWAITED_S:
+            return ()
+        text = f"data: nothing has come for {span(now - waits[0])}: {waits[1]}"
+        remedy = "if this machine is online, log in again with a Hugging Face token that may read it, then join again"
+        return (Health("warning", text, remedy),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +59,7 @@ class Sources:
     """The folder for token files made of `files`; a node's is in its home."""
     encoding: str = "utf-8"
     """Of text files and jsonl."""
+    awaited: Awaited = field(default_factory=Awaited, compare=False)
 
 
 def check(spec: DataSpec, where: Sources) -> None:

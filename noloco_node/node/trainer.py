@@ -698,6 +698,7 @@ class TrainingNode(BaseNode):
         node = replace(super().status(), dht=self._membership.dht)
         seen = self._membership.seen.values()
         found = (*(self._author.health() if self._author else ()), *(self._catch_up.health() if self._catch_up else ()))
+        found = (*found, *self._sources.awaited.health(time.monotonic()))
         if self._ready:
             found = (*found, *self._stages.health(seen, self._life.state))
         return status.status(

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from texts import jsonl, parquet, texts, tokenizer_json
 from noloco_node.data import corpus, hub
 from noloco_node.data.hub import HubCorpus
 from noloco_node.data.hub_stream import BLOCKS_READY, Ahead, HubStream, Mark
+from noloco_node.data.sources import AWAITED_S, Sources
 from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer
 from noloco_node.errors import Incompatible, NolocoError, UsageError
 from noloco_node.run.schema import DataSpec
@@ -228,6 +230,26 @@ def test_a_network_that_fails_is_waited_for(
     assert not errors
     said = [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()]
     assert len(said) == 3 and said[0].startswith("waiting for the data set a set (cut off): again in")
+
+
+def test_what_is_waited_for_too_long_is_shown(
+    streams: Callable[..., HubStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a token has expired: the errors of the hub are those of a network, too."""
+    monkeypatch.setattr(hub, "FIRST_WAIT_S", 600.0)
+    errors: list[BaseException] = [ConnectionError("403 Forbidden\n\nSee the page")]
+    where = Sources()
+    stream = streams(replace(opened(failing(errors, at=0)), awaited=where.awaited))
+    while not where.awaited._waits:
+        stream.ready(10_000, 0.01)
+    now = time.monotonic()
+    assert where.awaited.health(now) == ()
+    (finding,) = where.awaited.health(now + AWAITED_S + 60)
+    assert finding.text.startswith("data: nothing has come for 6 m") and "403 Forbidden" in finding.text
+    assert "\n" not in finding.text and "token" in finding.remedy
+    stream.close()
+    monkeypatch.setattr(hub, "FIRST_WAIT_S", 0.01)
+    assert len(stream.next(60)) == 60 and where.awaited.health(now + AWAITED_S + 60) == ()
 
 
 class Panic(BaseException):
