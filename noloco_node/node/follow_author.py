@@ -111,7 +111,10 @@ class FollowAuthor:
         def some(peers: Collection[str]) -> Collection[str]:
             return places.several(random.Random(), {p: self._transport.place_of(p) for p in peers}, ASKED)
 
+        before = self.rules.words
         if await self.rules.learn(self._transport.channel, stated, some, self._misbehaved):
+            if before and self._own[0] == self.rules.signed.author:  # this home is a copy, or was restored
+                log.warning("%s here is replaced by a newer one, from another home: type again what is new", before)
             await self._obey()
 
     async def _obey(self) -> None:

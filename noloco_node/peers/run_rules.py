@@ -95,6 +95,8 @@ class RunRules:
         """Whether it is newer, and followed from now on. Raises NotAdmitted, Incompatible."""
         newer = amendment.verify(found, self._manifest.run_id, self.signed.author)
         if newer.version <= self.version:
+            if newer.version == self.version and newer != self._newest:
+                log.warning("its author amended it in two homes; others follow the other one, %s", newer.words())
             return False
         try:
             amendment.write(self._folder, found)

@@ -43,6 +43,33 @@ def test_a_machine_out_of_descriptors_announces_the_run_when_it_has_some(
     assert caplog.text.count("the rendezvous first does not keep this run") == 1
 
 
+@pytest.mark.parametrize(("own", "says"), [("author", True), ("other", False)])
+def test_an_author_hears_that_its_restored_home_is_behind(
+    own: str, says: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    followed = list[object]()
+
+    async def learn(*_: object) -> bool:
+        rules.words = "amended (5): 200 rounds"
+        return True
+
+    async def amended(rules: object) -> None:
+        followed.append(rules)
+
+    async def look() -> None: ...
+
+    signed = SimpleNamespace(author="author")
+    rules = SimpleNamespace(
+        words="amended (3): ended", learn=learn, require=lambda *_: None, signed=signed, amended=None
+    )
+    transport = SimpleNamespace(peer_id=own, channel=None, place_of=None)
+    asyncio.run(
+        FollowAuthor(rules, b"", transport, SimpleNamespace(look=look, seen={}), [], None, amended).learn_first()
+    )
+    assert followed == [rules]
+    assert says == ("amended (3): ended here is replaced by a newer one" in caplog.text)
+
+
 @pytest.mark.parametrize(
     ("why", "wrong_s", "ends_s"),
     [(EXPIRED, EXPIRED_LOOKS / 2, None), (EXPIRED, 1e9, EXPIRED_LOOKS * LOOK_S), (REVOKED, 1e9, 0.0)],

@@ -200,6 +200,16 @@ def test_what_this_version_cannot_read_is_no_peers_fault(
         honest.rules.take(signed)
 
 
+def test_two_of_one_number_are_said_and_the_next_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Typed in two homes of the author's, as in a restored one."""
+    rules = RunRules(tmp_path, SIGNED)
+    assert rules.take(version(1, ended=True)) and not rules.take(version(1, ended=True))
+    assert not caplog.text
+    assert not rules.take(version(1, rounds=200)) and rules.ended
+    assert "in two homes; others follow the other one, amended (1): 200 rounds" in caplog.text
+    assert rules.take(version(2, rounds=200)) and not rules.ended
+
+
 def test_who_is_taken_out_is_refused_from_then_on(tmp_path: Path) -> None:
     rules = RunRules(tmp_path, SIGNED)
     rules.require(GUEST.peer_id, b"")
