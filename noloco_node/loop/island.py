@@ -129,9 +129,10 @@ class Follower:
     """The swarm as the other processes of an island have it: `step` makes their weights those of the first one."""
 
     def __init__(self, island: Island, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        trained = Trained(module)
-        self._island, self._theta = island, model.flatten(trained)
-        self._optimizer = LoopOptimizer(trained, optimizer, lambda: None)
+        self._trained = Trained(module)
+        self._island, self._theta = island, model.flatten(self._trained)
+        self._pointers = model.pointers(self._trained)
+        self._optimizer = LoopOptimizer(self._trained, optimizer, lambda: None)
         self._entered = self.over = False
 
     def __enter__(self) -> "Follower":
@@ -143,7 +144,7 @@ class Follower:
         """See Swarm."""
         if not self._entered:
             raise UsageError("the swarm is to be entered before its first step: `with loop.join(...) as swarm:`")
-        self._optimizer.check()
+        model.require_in_place(self._trained, self._pointers)
         if not self.over:
             self._hear()
 

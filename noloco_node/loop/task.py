@@ -123,8 +123,6 @@ class LoopGradients(Gradients):
         pass
 
     def finish(self) -> tuple[float, float | None]:
-        """Raises UsageError where the weights are no longer those that the node has."""
-        self._moments.check()
         return self._turns.loss, None
 
     def step(self, rate: float) -> float:
@@ -174,13 +172,11 @@ class LoopOptimizer(Optimizer):
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, before_step: Callable[[], None]) -> None:
         """`before_step` is called by the loop's thread before it changes weights and moments."""
-        self._module = module
         self._parameters = [p for _, p in model.parameters(module)]
         self._adamw: Any = optimizer
         self.held = 0
         self.changes = 0
         """How often the moments became others."""
-        self._pointers = [p.data_ptr() for p in module.parameters()]
         for p in self._parameters:  # a vector has them in one order, whatever the model had
             moments = optimizer.state.get(p, {})
             moments.update({name: of.contiguous() for name, of in moments.items() if isinstance(of, Tensor)})
@@ -194,13 +190,6 @@ class LoopOptimizer(Optimizer):
     def rate(self) -> float:
         """The learning rate."""
         return float(self._adamw.param_groups[0]["lr"])
-
-    def check(self) -> None:
-        """Raises UsageError where what is trained is not what the node has any more."""
-        if [p.data_ptr() for p in self._module.parameters()] != self._pointers:
-            raise UsageError(
-                "the model's weights were moved, replaced, frozen or unfrozen: do that before the swarm is entered"
-            )
 
     @property
     def _is_kept(self) -> bool:

@@ -211,6 +211,20 @@ def flatten(module: nn.Module) -> Tensor:
     return theta
 
 
+def pointers(module: nn.Module) -> list[int]:
+    """Where the parameters lie, for `require_in_place`."""
+    return [p.data_ptr() for p in module.parameters()]
+
+
+def require_in_place(module: nn.Module, before: list[int]) -> None:
+    """Raises UsageError where what is trained lies elsewhere than before: the flat vector is not the model then."""
+    if pointers(module) != before:
+        raise UsageError(
+            "the model's weights were moved, replaced, frozen or unfrozen: do that before training begins, and change "
+            "them in place, as `p.data.copy_(…)` does"
+        )
+
+
 def layout_digest(module: nn.Module) -> bytes:
     """What a flat vector's elements mean, in 32 bytes: replicas swap only when it is the same. A module that is a part
     of a model says which by its `part`: two parts may have the same parameters."""

@@ -137,6 +137,7 @@ class Replica:
         self.stream = stream
         self.layout = model.layout_digest(module)
         self.theta = model.flatten(module)
+        self._pointers = model.pointers(module)
         self.position = Position(self._spec, manifest.rounds)
         self.copies = Copies(self.theta.device)
         self._places = model.places(model.parameters(module))
@@ -316,6 +317,7 @@ class Replica:
             memory_budget.check(*plan)  # the sum of the rest may say it better
             raise
         self.stream.seek(position)
+        model.require_in_place(self.module, self._pointers)
         memory_budget.check(*plan)
 
     def make_room(self) -> None:
@@ -343,10 +345,12 @@ class Replica:
     def step(self) -> float:
         """One step of AdamW. Returns its loss, which is not finite where the step was skipped. Raises NonFinite after
         MAX_SKIPPED of them in a row; then call `restore` or `restart`. Raises ShortOfMemory, and then it can be done
-        again, with the same batch."""
+        again, with the same batch. Raises UsageError where the model's weights are no longer those that the node
+        has."""
         self.fetch()
         batch = self._batch or ()
         self._gradients.begin(batch)
+        model.require_in_place(self.module, self._pointers)  # takes 0.6 ms of 24 layers, while a GPU works
         self.meanwhile()
         loss, norm = self._gradients.finish()
         self.last_norm = norm

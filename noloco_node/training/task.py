@@ -73,7 +73,8 @@ class Task(Protocol):
     def stream(self, peer_id: str) -> ExampleStream: ...
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
-        """Mean over the batch's examples, which lie on the module's device."""
+        """Mean over the batch's examples, which lie on the module's device. What it changes of the weights, it changes
+        in place (`p.data.copy_`)."""
 
     def evaluate(self, module: nn.Module, examples: int) -> float:
         """Loss on held-out data, the same for every replica, at most so many examples at once. The module is in

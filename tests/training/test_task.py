@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from replicas import small_run, small_text, train
+from torch import Tensor, nn
 
 from noloco_node.checkpoints import checkpoint
 from noloco_node.errors import Incompatible, UsageError
@@ -15,7 +16,7 @@ from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
 from noloco_node.training import tasks
 from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
-from noloco_node.training.task import Task
+from noloco_node.training.task import Batch, Task
 
 TASKS = Path(__file__).parents[1] / "tasks"
 
@@ -37,6 +38,39 @@ def run_of(name: str, batch: int = 32, steps: int = 10, **options: Any) -> Manif
 
 def replica(run: Manifest, peer: str = "a") -> Replica:
     return build_replica(run, peer, device="cpu", threads=1)
+
+
+class Own:
+    """What somebody writes: this model, and a line to be found."""
+
+    tokens_per_example = 1
+    micro_examples = 4
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def model(self) -> nn.Module:
+        return self._module
+
+    def stream(self, peer_id: str) -> "Points":
+        return Points()
+
+    def loss(self, module: nn.Module, batch: Batch) -> Tensor:
+        return (module(batch[0]).squeeze(1) - batch[1]).square().mean()
+
+    def evaluate(self, module: nn.Module, examples: int) -> Any:
+        return float(self.loss(module, Points().next(8)))
+
+
+class Points:
+    position: Any = 0
+
+    def seek(self, position: Any) -> None:
+        self.position = position
+
+    def next(self, examples: int) -> Batch:
+        x = torch.linspace(-1, 1, 4 * examples).view(examples, 4)
+        return x, x.sum(1)
 
 
 def test_images_are_told_apart() -> None:
@@ -71,6 +105,31 @@ def test_a_position_that_the_task_does_not_know_is_refused() -> None:
     state.inner["position"] = -1
     with pytest.raises(Incompatible, match="other data"):
         inner.load(state)
+
+
+class MaxNorm(nn.Module):
+    """A constraint as it is often written: the parameter becomes another tensor."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.inner, self._left = nn.Linear(4, 1), after
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._left -= 1
+        if self._left < 0:
+            self.inner.weight.data = torch.renorm(self.inner.weight.data, 2, 0, 2.0)
+        found: Tensor = self.inner(x)
+        return found
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_weights_that_are_not_changed_in_place_are_noticed(after: int) -> None:
+    """They would be trained, and neither saved nor sent."""
+    inner = build_replica(run_of("own", batch=4), "a", device="cpu", threads=1, brought=Own(MaxNorm(after)))
+    with pytest.raises(UsageError, match=r"in place, as `p\.data\.copy_"):
+        inner.try_out()
+        train(inner, 4)
+    assert inner.steps == max(0, after - 1)
 
 
 def test_a_paced_step_takes_its_time_and_hardly_any_cpu() -> None:
