@@ -2,7 +2,7 @@
 
 Used for the run's manifest (pydantic) and for this machine's settings (without). pydantic is imported late, so that the
 command line starts fast. `plain_table` checks the free tables that another node may fill: a model's config, a task's
-options.
+options; `unsaveable` a place in a stream of data.
 """
 
 import json
@@ -30,6 +30,9 @@ _LOADING_KEYS = frozenset(
     {"auto_map", "trust_remote_code", "custom_pipelines", "quantization_config"}
     | {"attn_implementation", "experts_implementation", "use_kernels"}  # each can fetch kernels from a hub
 )
+_SAVED_VALUES = 10_000
+"""A hub stream's position has some dozen values for each file that it reads."""
+_SAVED_BITS = 2000  # of a whole number: torch reads no longer one back
 _SHOWN = 40  # characters of a wrong value that help; the rest would bury the sentence
 
 
@@ -148,6 +151,27 @@ def _plain_value(where: str, value: object) -> None:
             raise ValueError(f"has a number in {where} that is not between -2^31 and 2^31")
     elif not isinstance(value, bool | None):
         raise ValueError(f"may hold texts, numbers, true and false, lists and tables: {where} is none of them")
+
+
+def unsaveable(position: object) -> str | None:
+    """What keeps a stream's position out of a checkpoint, as the end of a sentence; None where nothing does. Values may
+    be named many times in a few bytes, so they are counted before anything prints or copies them."""
+    waiting, left = [position], _SAVED_VALUES
+    while waiting:
+        if not left:
+            return f"has more than {_SAVED_VALUES} values"
+        left -= 1
+        value: Any = waiting.pop()
+        kind = type(value)  # exactly: one of numpy's floats is a float, and its pickle names numpy
+        if kind is dict:
+            waiting += [*value.keys(), *value.values()][: left + 1]
+        elif kind is list or kind is tuple:
+            waiting += value[: left + 1]
+        elif kind is int and value.bit_length() > _SAVED_BITS:
+            return f"has a number of more than {_SAVED_BITS} bits"
+        elif kind not in {str, int, float, bool, type(None)}:
+            return f"holds a {kind.__module__}.{kind.__qualname__}"
+    return None
 
 
 def printable(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Size, Tensor
 
+from noloco_node.base.validation import unsaveable
 from noloco_node.checkpoints.checkpoint import Checkpoint
 from noloco_node.core.length_correction import LARGEST_SCALE
 from noloco_node.errors import Incompatible
@@ -23,9 +24,6 @@ _SMALL, _SCALES = ("state1", "state2"), ("absmax1", "absmax2")
 _CODED = 4096
 """Elements of a tensor from which bitsandbytes codes its moments (training/inner/optimizer.py, SMALL)."""
 _BLOCK = 256
-_POSITION_VALUES = 10_000
-"""A hub stream's position has some dozen values for each file that it reads. Values may be named many times in a few
-bytes, so they are counted before anything prints them."""
 _SCALE = 2 * LARGEST_SCALE  # with room for rounding, and for another version's limit
 _LARGEST = 2**53
 """Of a counter: up to here floats count exactly."""
@@ -116,23 +114,6 @@ def _finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
-def _small(value: object) -> bool:
-    """Plain values, and not many, however often they are named."""
-    waiting, left = [value], _POSITION_VALUES
-    while waiting and left:
-        left -= 1
-        match waiting.pop():
-            case dict() as table:
-                waiting += [*table.keys(), *table.values()][: left + 1]
-            case list() | tuple() as some:
-                waiting += some[: left + 1]
-            case None | str() | int() | float():
-                pass
-            case _:
-                return False
-    return not waiting
-
-
 def _is_random_state(state: object) -> bool:
     try:
         torch.Generator().set_state(state)  # type: ignore[arg-type]
@@ -147,7 +128,7 @@ def _is_device_state(state: object) -> bool:
 
 
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
-    "position": _small,
+    "position": lambda value: unsaveable(value) is None,
     "phase_s": lambda value: _finite(value) and value >= 0,
     "last_loss": _finite,
     "norms": lambda norms: isinstance(norms, list) and all(_finite(norm) and 1 <= norm <= _SCALE for norm in norms),

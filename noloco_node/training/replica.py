@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -26,9 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from noloco_node.base.validation import unsaveable
 from noloco_node.core.codecs.codec import BLOCK
 from noloco_node.core.verdict import Losses
-from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved
+from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
 from noloco_node.host import gpu_peaks
 from noloco_node.host.config import FULL
 from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
@@ -308,7 +310,7 @@ class Replica:
         """A micro-batch forward and backward, before the first step and before a state is downloaded: what cannot work
         here fails now, and so does what would need more memory than there is. The stream's position and the random
         state stay as they are. Raises UsageError, OutOfMemory."""
-        position = self.stream.position
+        position = self._in_stream()
         plan = self.memory_plan, self._moments, self.theta.device, self._memory_fraction
         try:
             with torch.random.fork_rng(devices=[self.theta.device] if self.theta.is_cuda else []):
@@ -332,7 +334,7 @@ class Replica:
         """Read the next step's batch now, so that reading and training can be timed apart. It stays the next one until
         a step is done with it, and swaps are judged by some of it until the next one is read."""
         if self._batch is None:
-            self._batch_at = self.stream.position
+            self._batch_at = self._in_stream()
             self._batch = self.stream.next(self._gradients.examples)
             own = min(self._gradients.examples // OWN_SHARE, OWN_TOKENS // self._task.tokens_per_example)
             self._own_examples = tuple(part[: max(1, own)] for part in self._batch)
@@ -340,7 +342,17 @@ class Replica:
     @property
     def _data_position(self) -> Any:
         """In the stream, of the next step's batch."""
-        return self.stream.position if self._batch is None else self._batch_at
+        return self._in_stream() if self._batch is None else self._batch_at
+
+    def _in_stream(self) -> Any:
+        """The stream's position, which it may change in place from now on. Raises UsageError where no checkpoint could
+        give it back."""
+        position = self.stream.position
+        if why := unsaveable(position):
+            raise UsageError(
+                f"the stream's position {why}: it may hold Python's own numbers, strings, lists, tuples and dicts"
+            )
+        return deepcopy(position)
 
     def step(self) -> float:
         """One step of AdamW. Returns its loss, which is not finite where the step was skipped. Raises NonFinite after

@@ -26,7 +26,8 @@ class ExampleStream(Protocol):
 
     @property
     def position(self) -> Any:
-        """The position, in plain values (numbers, strings, lists, tuples, dicts): a checkpoint keeps it."""
+        """The position, in at most 10,000 plain values (Python's own numbers, strings, lists, tuples, dicts): a
+        checkpoint keeps it."""
 
     def seek(self, position: Any) -> None:
         """Go on exactly there. ValueError for what is no position of this stream."""

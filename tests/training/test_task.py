@@ -1,10 +1,12 @@
 """Tasks that a volunteer has installed: found by name, trained like a language model, and refused in one sentence."""
 
 import math
+import random
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from replicas import small_run, small_text, train
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from noloco_node.checkpoints import checkpoint
 from noloco_node.errors import Incompatible, UsageError
+from noloco_node.node.build_training import using
 from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
 from noloco_node.training import tasks
 from noloco_node.training.build import build_replica
@@ -46,14 +49,14 @@ class Own:
     tokens_per_example = 1
     micro_examples = 4
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, stream: "Points") -> None:
+        self._module, self._stream = module, stream
 
     def model(self) -> nn.Module:
         return self._module
 
     def stream(self, peer_id: str) -> "Points":
-        return Points()
+        return self._stream
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         return (module(batch[0]).squeeze(1) - batch[1]).square().mean()
@@ -71,6 +74,11 @@ class Points:
     def next(self, examples: int) -> Batch:
         x = torch.linspace(-1, 1, 4 * examples).view(examples, 4)
         return x, x.sum(1)
+
+
+def own(module: nn.Module, stream: Points | None = None) -> Replica:
+    task = Own(module, stream or Points())
+    return build_replica(run_of("own", batch=4), "a", device="cpu", threads=1, brought=task)
 
 
 def test_images_are_told_apart() -> None:
@@ -125,11 +133,63 @@ class MaxNorm(nn.Module):
 @pytest.mark.parametrize("after", [0, 1, 4])
 def test_weights_that_are_not_changed_in_place_are_noticed(after: int) -> None:
     """They would be trained, and neither saved nor sent."""
-    inner = build_replica(run_of("own", batch=4), "a", device="cpu", threads=1, brought=Own(MaxNorm(after)))
+    inner = own(MaxNorm(after))
     with pytest.raises(UsageError, match=r"in place, as `p\.data\.copy_"):
         inner.try_out()
         train(inner, 4)
     assert inner.steps == max(0, after - 1)
+
+
+class Place(dict[str, int]):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("position", "why"),
+    [
+        (np.int64(7), r"holds a numpy\.int64"),
+        ({"at": [np.float64(7)]}, r"holds a numpy\.float64"),
+        (torch.zeros(2), r"holds a torch\.Tensor"),
+        (Place(at=1), r"holds a .*\.Place"),
+        (b"abc", r"holds a builtins\.bytes"),
+        (list(range(10_000)), "has more than 10000 values"),
+        (1 << 3000, "has a number of more than 2000 bits"),
+    ],
+)
+def test_a_position_that_no_checkpoint_gives_back_is_refused(position: Any, why: str) -> None:
+    inner = own(nn.Linear(4, 1))
+    inner.stream.seek(position)
+    with pytest.raises(UsageError, match=f"the stream's position {why}"):
+        inner.try_out()
+
+
+@pytest.mark.parametrize(
+    "position", [np.random.default_rng(1).bit_generator.state, random.Random(1).getstate(), list(range(9000)), None]
+)
+def test_a_position_of_plain_values_comes_back(position: Any, tmp_path: Path) -> None:
+    inner, run = own(nn.Linear(4, 1)), run_of("own", batch=4)
+    inner.stream.seek(position)
+    inner.try_out()
+    checkpoint.save(tmp_path, inner.state(), run.run_id, inner.layout)
+    found = checkpoint.newest(tmp_path, run.run_id, inner.layout, use=using(run, inner, inner.load))
+    assert found.checkpoint and inner.stream.position == position
+
+
+def test_a_stream_may_change_its_position_in_place() -> None:
+    class Counted(Points):
+        def __init__(self) -> None:
+            self.position = {"at": 0}
+
+        def next(self, examples: int) -> Batch:
+            self.position["at"] += 1
+            return super().next(examples)
+
+    inner = own(nn.Linear(4, 1), Counted())
+    inner.try_out()
+    inner.step()
+    state = inner.state()
+    inner.fetch()
+    assert state.inner["position"] == inner.state().inner["position"] == {"at": 1}, "that batch is not trained yet"
 
 
 def test_a_paced_step_takes_its_time_and_hardly_any_cpu() -> None:
