@@ -230,9 +230,7 @@ def _device(module: nn.Module) -> torch.device:
     trained = list(module.parameters())
     if not trained:
         raise UsageError("the model has no weights to train: none has requires_grad")
-    if others := {p.dtype for p in trained} - {torch.float32}:
-        what = str(others.pop()).removeprefix("torch.")
-        raise UsageError(f"the weights that are trained must be float32, and some are {what}: use torch.autocast")
+    model.require_float32(module, "torch.autocast")
     devices = {p.device for p in trained}
     if len(devices) > 1 or next(iter(devices)).type not in {"cpu", "cuda"}:
         there = ", ".join(sorted(map(str, devices)))

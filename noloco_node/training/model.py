@@ -211,6 +211,13 @@ def flatten(module: nn.Module) -> Tensor:
     return theta
 
 
+def require_float32(module: nn.Module, remedy: str) -> None:
+    """Raises UsageError where other weights would be trained."""
+    if others := {p.dtype for p in module.parameters()} - {torch.float32}:
+        what = str(others.pop()).removeprefix("torch.")
+        raise UsageError(f"the weights that are trained must be float32, and some are {what}: use {remedy}")
+
+
 def pointers(module: nn.Module) -> list[int]:
     """Where the parameters lie, for `require_in_place`."""
     return [p.data_ptr() for p in module.parameters()]

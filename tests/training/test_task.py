@@ -140,6 +140,13 @@ def test_weights_that_are_not_changed_in_place_are_noticed(after: int) -> None:
     assert inner.steps == max(0, after - 1)
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
+def test_weights_that_no_checkpoint_holds_are_refused(kind: torch.dtype) -> None:
+    mixed = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1, dtype=kind))
+    with pytest.raises(UsageError, match=f"must be float32, and some are {str(kind)[6:]}: use inner.precision"):
+        own(mixed)
+
+
 class Place(dict[str, int]):
     pass
 
