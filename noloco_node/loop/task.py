@@ -7,6 +7,7 @@ The loop's optimizer is any of torch's. A checkpoint holds its moments where the
 when a node resumes. Evaluations are the loop's own function. Without one, swaps are bounded and not judged.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -21,6 +22,8 @@ from noloco_node.training import model
 from noloco_node.training.inner.gradients import Gradients, NotMeasured
 from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.task import Batch
+
+log = logging.getLogger(__name__)
 
 
 class Trained(nn.Module):
@@ -56,6 +59,12 @@ class Loop:
         """Raises UsageError for weights that cannot be averaged."""
         self._trained = Trained(module)
         self.device = _device(self._trained)
+        if name := model.with_running_statistics(plain(module)):
+            log.warning(
+                "the model's part %s %s. A node that joins late may find no state that it can use",
+                name,
+                model.BUFFERS_STAY,
+            )
         self._optimizer, self._evaluate, self._turns = optimizer, evaluate, turns
         self._steps = Steps(turns)
         self.theta: Tensor

@@ -73,6 +73,8 @@ def build_replica(  # noqa: PLR0913
         _check_several(task, manifest.inner, devices)
     module = task.model() if is_driven else new_model(task, manifest.seed)
     model.require_float32(module, 'inner.precision = "bf16"')
+    if name := model.with_running_statistics(module.train()):
+        raise UsageError(f"the model's part {name} {model.BUFFERS_STAY}")
     parameters = sum(p.numel() for p in module.parameters())
     program = check(parameters, 4 * parameters)
     sent = workers.packed(module) if others else b""  # before hooks, which cannot be sent

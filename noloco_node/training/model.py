@@ -218,6 +218,22 @@ def require_float32(module: nn.Module, remedy: str) -> None:
         raise UsageError(f"the weights that are trained must be float32, and some are {what}: use {remedy}")
 
 
+BUFFERS_STAY = (
+    "keeps running statistics, which are neither saved nor sent: use track_running_stats=False, GroupNorm or "
+    "LayerNorm, or keep it in evaluation mode"
+)
+
+
+def with_running_statistics(module: nn.Module) -> str | None:
+    """The name of a part that changes them as it trains, as a BatchNorm does."""
+    keep = (
+        name
+        for name, part in module.named_modules()
+        if getattr(part, "running_mean", None) is not None and part.training
+    )
+    return next(keep, None)
+
+
 def pointers(module: nn.Module) -> list[int]:
     """Where the parameters lie, for `require_in_place`."""
     return [p.data_ptr() for p in module.parameters()]

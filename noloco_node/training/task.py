@@ -69,7 +69,8 @@ class Task(Protocol):
         """Examples at once on a CPU; on a GPU the inner loop finds out how many fit."""
 
     def model(self) -> nn.Module:
-        """In fp32 on the CPU. torch's generator is seeded by the run: the same first weights for everyone."""
+        """In fp32 on the CPU. torch's generator is seeded by the run: the same first weights for everyone. Its buffers
+        are neither saved nor sent, so training must not change them: no running statistics, as a BatchNorm has."""
 
     def stream(self, peer_id: str) -> ExampleStream: ...
 

@@ -301,6 +301,13 @@ def test_without_an_evaluation_nothing_is_measured() -> None:
     mine.turns.close()
 
 
+@pytest.mark.parametrize("trains", [True, False])
+def test_statistics_that_stay_this_nodes_own_are_said(trains: bool, caplog: pytest.LogCaptureFixture) -> None:
+    made = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3).train(trains))
+    Loop(made, torch.optim.SGD(made.parameters(), lr=0.1), None, Turns())
+    assert ("part 1 keeps running statistics" in caplog.text) == trains
+
+
 @pytest.mark.parametrize("spoil", ["half", "frozen"])
 def test_weights_that_cannot_be_averaged_are_refused(spoil: str) -> None:
     made = small()

@@ -147,6 +147,19 @@ def test_weights_that_no_checkpoint_holds_are_refused(kind: torch.dtype) -> None
         own(mixed)
 
 
+class Frozen(nn.BatchNorm1d):
+    def train(self, mode: bool = True) -> "Frozen":
+        return super().train(False)
+
+
+def test_running_statistics_are_refused_where_training_changes_them() -> None:
+    """They are neither saved nor sent."""
+    with pytest.raises(UsageError, match=r"the model's part 1 keeps running statistics.*track_running_stats=False"):
+        own(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
+    for fine in (nn.BatchNorm1d(4, track_running_stats=False), Frozen(4)):
+        own(nn.Sequential(nn.Linear(4, 4), fine, nn.Linear(4, 1))).try_out()
+
+
 class Place(dict[str, int]):
     pass
 
