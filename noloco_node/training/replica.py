@@ -306,15 +306,19 @@ class Replica:
         return self._warm_up_left > 0
 
     # ---- inner steps ----
-    def try_out(self) -> None:
+    def try_out(self, *, losses: bool = False) -> None:
         """A micro-batch forward and backward, before the first step and before a state is downloaded: what cannot work
-        here fails now, and so does what would need more memory than there is. The stream's position and the random
-        state stay as they are. Raises UsageError, OutOfMemory."""
+        here fails now, and so does what would need more memory than there is. `losses`: and an evaluation, as that of
+        somebody's own task may fail. The stream's position and the random state stay as they are. Raises UsageError,
+        OutOfMemory."""
         position = self._in_stream()
         plan = self.memory_plan, self._moments, self.theta.device, self._memory_fraction
         try:
             with torch.random.fork_rng(devices=[self.theta.device] if self.theta.is_cuda else []):
-                self._gradients.try_out(self.stream.next(self._gradients.examples_tried))
+                batch = self.stream.next(self._gradients.examples_tried)
+                self._gradients.try_out(batch)
+                if losses:
+                    self._gradients.try_losses(batch)
         except ShortOfMemory:
             memory_budget.check(*plan)  # the sum of the rest may say it better
             raise

@@ -160,6 +160,44 @@ def test_running_statistics_are_refused_where_training_changes_them() -> None:
         own(nn.Sequential(nn.Linear(4, 4), fine, nn.Linear(4, 1))).try_out()
 
 
+class Forces(Own):
+    """A loss with a gradient of its own, as of energies and forces."""
+
+    def __init__(self, *, anywhere: bool) -> None:
+        super().__init__(nn.Linear(4, 1), Points())
+        self._anywhere = anywhere
+
+    def loss(self, module: nn.Module, batch: Batch) -> Tensor:
+        with torch.set_grad_enabled(self._anywhere or torch.is_grad_enabled()):
+            x = batch[0].detach().requires_grad_()
+            (forces,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+            return (forces - batch[0]).square().mean()
+
+    def evaluate(self, module: nn.Module, examples: int) -> Any:
+        with torch.enable_grad():
+            return self.loss(module, Points().next(8))
+
+
+def test_a_loss_that_needs_gradients_is_found_before_a_swap_is_judged_by_it() -> None:
+    def made(anywhere: bool) -> Replica:
+        return build_replica(run_of("own", batch=4), "a", device="cpu", brought=Forces(anywhere=anywhere))
+
+    made(False).try_out()
+    with pytest.raises(UsageError, match=r"also work without gradients \(`with torch\.enable_grad\(\)"):
+        made(False).try_out(losses=True)
+    fine = made(True)
+    fine.try_out(losses=True)
+    assert type(fine.evaluate()) is float, "whatever the task returns: it is written as JSON"
+
+
+def test_an_evaluation_that_fails_is_found_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = own(nn.Linear(4, 1))
+    for wrong in (torch.zeros(2), None):
+        monkeypatch.setattr(Own, "evaluate", lambda *_, wrong=wrong: wrong)
+        with pytest.raises(UsageError, match="the task cannot be evaluated: "):
+            inner.try_out(losses=True)
+
+
 class Place(dict[str, int]):
     pass
 

@@ -198,7 +198,7 @@ class Gradients:
             if self._workers:
                 self._workers.try_out(micro, self.examples)
 
-        try:
+        with _task_faults("the run's model cannot be trained on its data"):
             self._foresee(batch)
             self._settle(batch)
             before = memory.forget_peak()
@@ -206,14 +206,14 @@ class Gradients:
             if self.activations is None and before is not None:
                 gradient = sum(p.nbytes for p in self._module.parameters())
                 self.activations = max(0, (memory.peak_bytes() or before) - before - gradient)
-        except (NolocoError, MemoryError):
-            raise
-        except Exception as error:  # of any library's model, or a volunteer's own task
-            why = in_one_line(error)
-            if memory_budget.is_out_of_memory(error):
-                raise OutOfMemory(f"one micro-batch does not fit into this machine's memory: {why}") from error
-            raise UsageError(f"the run's model cannot be trained on its data: {why}") from error
         self._optimizer.free_gradients()
+
+    def try_losses(self, batch: Batch) -> None:
+        """What a swap is judged by. Raises UsageError where the task cannot measure it."""
+        with _task_faults("the task's loss must also work without gradients (`with torch.enable_grad():` inside it)"):
+            self.loss(next(split(batch, self._micro.size)))
+        with _task_faults("the task cannot be evaluated"):
+            self.evaluate()
 
     def _foresee(self, batch: Batch) -> None:
         """Raises OutOfMemory where a micro-batch cannot fit on a CPU."""
@@ -256,7 +256,7 @@ class Gradients:
 
     def evaluate(self) -> float:
         """Loss on the task's held-out data. Raises ShortOfMemory, NotMeasured."""
-        return self._measured(lambda: self._task.evaluate(self._module, self._micro.size))
+        return self._measured(lambda: float(self._task.evaluate(self._module, self._micro.size)))
 
     def loss(self, batch: Batch) -> float:
         """Of some examples, as `evaluate` does it. Raises ShortOfMemory."""
@@ -410,6 +410,20 @@ def examples_of(task: Task, spec: InnerSpec) -> int:
             f"so many, not {spec.batch_tokens}"
         )
     return examples
+
+
+@contextmanager
+def _task_faults(what: str) -> Iterator[None]:
+    """Turns whatever a library's model, or a volunteer's own task, raises into UsageError or OutOfMemory."""
+    try:
+        yield
+    except (NolocoError, MemoryError):
+        raise
+    except Exception as error:
+        why = in_one_line(error)
+        if memory_budget.is_out_of_memory(error):
+            raise OutOfMemory(f"one micro-batch does not fit into this machine's memory: {why}") from error
+        raise UsageError(f"{what}: {why}") from error
 
 
 @contextmanager
