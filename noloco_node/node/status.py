@@ -1,5 +1,6 @@
 """What `status` and `peers` show of a node that trains, and what its presence record says: read from its parts."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -20,6 +21,7 @@ from noloco_node.run.schema import Manifest
 from noloco_node.training.mailbox import Ready
 from noloco_node.views.peers import PeersView
 from noloco_node.views.status import BytesView, GpuView, Health, MemoryView, StageView, StatusView
+from noloco_node.wire.messages import sendable
 
 
 def status(  # noqa: PLR0913, PLR0917
@@ -69,6 +71,7 @@ def status(  # noqa: PLR0913, PLR0917
             *node.health,
             *weights,
             *_shortage(stats),
+            *_evaluation(stats),
             *_stays_behind(stats),
             *policy.health(stats.swaps_fit, staged=stage is not None),
             *(saves[0].health(saves[1]) if saves else ()),
@@ -82,6 +85,13 @@ def _shortage(stats: NodeStats) -> tuple[Health, ...]:
         return ()
     text = f"waiting for memory of the GPU: {stats.short_of_memory}"
     return (Health("warning", text, "training goes on when other programs have ended there"),)
+
+
+def _evaluation(stats: NodeStats) -> tuple[Health, ...]:
+    if stats.eval_loss is None or math.isfinite(stats.eval_loss):
+        return ()
+    text = f"evaluation: the loss on held-out data is {stats.eval_loss}, so swaps are not judged and others see no loss"
+    return (Health("warning", text, "check the held-out data, and how the run's task measures its loss"),)
 
 
 def _stays_behind(stats: NodeStats) -> tuple[Health, ...]:
@@ -128,10 +138,10 @@ def presence(  # noqa: PLR0913, PLR0917
         state=state,
         round=stats.round,
         step=stats.step,
-        loss=stats.last.loss if stats.last else 0.0,
+        loss=sendable(stats.last.loss if stats.last else None),
         tokens_per_s=(stats.last.tokens_per_s if stats.last else None) or 0.0,
         addresses=tuple(addresses)[:MAX_ADDRESSES],
-        eval_loss=stats.eval_loss or 0.0,
+        eval_loss=sendable(stats.eval_loss),
         partner=stats.last_round.partner if stats.last_round else "",
         committed=stats.committed,
         amendment=amendment,

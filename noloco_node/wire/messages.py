@@ -340,7 +340,12 @@ def decode_sample_request(message: pb.SampleRequest) -> SampleRequest:
 
 
 def encode_sample(sample: StateSample) -> pb.StateSample:
-    return pb.StateSample(round=sample.round, eval_loss=sample.eval_loss or 0.0, blocks=sample.blocks)
+    return pb.StateSample(round=sample.round, eval_loss=sendable(sample.eval_loss), blocks=sample.blocks)
+
+
+def sendable(loss: float | None) -> float:
+    """0: not known. Whoever reads NaN, or a number beyond the limit, believes nothing else of the message either."""
+    return loss if loss is not None and abs(loss) <= MAX_LOSS else 0.0
 
 
 def decode_sample(message: pb.StateSample, size_bytes: int) -> StateSample:

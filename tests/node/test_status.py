@@ -1,5 +1,6 @@
 """What `status` and `peers` take from the rounds: a partner's standing."""
 
+import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,11 +9,13 @@ from typing import Any, cast
 import pytest
 from records import RUN, record
 
+from noloco_node.base.events import Evaluated
 from noloco_node.base.identity import Identity
+from noloco_node.base.states import NodeState
 from noloco_node.core.standing import Standing
 from noloco_node.node import status
 from noloco_node.observe.stats import SHORTENED_SWAPS, NodeStats
-from noloco_node.peers.record import PeerRecord, accept
+from noloco_node.peers.record import PeerRecord, accept, signed_record
 from noloco_node.rounds.service import RoundTotals
 from noloco_node.views.peers import GONE
 from noloco_node.views.status import GpuView, StatusView
@@ -59,6 +62,20 @@ def test_a_node_that_is_too_slow_for_the_others_corrections_says_so() -> None:
     (finding,) = status.status(NODE, stats, rounds, [], POLICY, None, None, None, GpuView()).health
     assert "at most 6% of most of its last 8 corrections" in finding.text
     assert "--threads" in finding.remedy
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_node_whose_loss_is_not_finite_is_seen_and_says_so(loss: float, tmp_path: Path) -> None:
+    stats = NodeStats()
+    stats.observe(Evaluated(3, loss))
+    identity, now = Identity.load_or_create(tmp_path / "identity.key"), time.time()
+    shown = status.presence(NodeState.TRAINING, stats, [])
+    sent = signed_record(identity, shown, run_id=RUN, boot=b"b" * 16, now=now)
+    seen = accept(identity.peer_id, sent, RUN, now, ttl_s=60.0)
+    assert seen and seen.eval_loss == 0.0, "not known"
+    rounds = cast("Any", SimpleNamespace(partner=None, tally=RoundTotals(), standings=dict))
+    (finding,) = status.status(NODE, stats, rounds, [], POLICY, None, None, None, GpuView()).health
+    assert f"the loss on held-out data is {loss}" in finding.text
 
 
 def test_peers_show_their_standing_and_who_left_in_quarantine(here: PeerRecord) -> None:

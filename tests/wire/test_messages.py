@@ -47,6 +47,9 @@ def test_samples_come_back_as_they_went() -> None:
     for loss in (None, 2.5, -1.0):
         sample = wire.StateSample(12, loss, b"abcd")
         assert wire.decode_sample(wire.encode_sample(sample), 4) == sample
+    for unknown in (math.nan, math.inf, 1e300):
+        sample = wire.encode_sample(wire.StateSample(12, unknown, b"abcd"))
+        assert wire.decode_sample(sample, 4).eval_loss is None, "an honest node has measured that"
 
 
 @pytest.mark.parametrize(
