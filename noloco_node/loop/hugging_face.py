@@ -28,24 +28,37 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]
         self._enter, self._stops = enter, stops
         self.swarm: Swarm | Follower | None = None
         """While it trains."""
-        self._loss: torch.Tensor | None = None
+        self._losses: list[torch.Tensor] = []
+        """Of the micro-batches since the last step."""
+        self._are_shares = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         model, optimizer = given["model"], given["optimizer"]
         plain = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        self._hook = model.register_forward_hook(self._look)
+        self._hook = model.register_forward_hook(self._look, with_kwargs=True)
         self.swarm = self._enter(model, plain).__enter__()
 
-    def _look(self, model: nn.Module, _given: Any, found: Any) -> None:
-        """A Trainer tells its callbacks no loss of a step: a micro-batch's is taken where the model computes it."""
+    def _look(self, model: nn.Module, _given: Any, named: dict[str, Any], found: Any) -> None:
+        """A Trainer tells its callbacks no loss of a step: a micro-batch's is taken where the model computes it. It is
+        a share of the step's where the model was told of how many tokens the step has."""
         loss = found.get("loss") if isinstance(found, dict) else None
         if model.training and isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            self._loss = loss.detach()
+            self._losses.append(loss.detach().clone().reshape(()))  # the Trainer may scale it in place
+            self._are_shares = named.get("num_items_in_batch") is not None
+
+    def _step_loss(self, args: Any) -> torch.Tensor | None:
+        losses, self._losses = self._losses, []
+        if not losses:
+            return None
+        if not self._are_shares:
+            return torch.stack(losses).mean()
+        return torch.stack(losses).sum() * (args.world_size if args.average_tokens_across_devices else 1)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if self.swarm:
+            loss = self._step_loss(args)
             logged = next((line["loss"] for line in reversed(state.log_history) if "loss" in line), 0.0)
-            self.swarm.step(logged if self._loss is None else self._loss)
+            self.swarm.step(logged if loss is None else loss)
             control.should_training_stop |= self._stops and self.swarm.over
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:

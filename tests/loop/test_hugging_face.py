@@ -1,6 +1,8 @@
 """A transformers Trainer as a node, alone."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -45,3 +47,79 @@ def test_a_trainer_trains_a_run_to_its_end(tmp_path: Path, monkeypatch: pytest.M
     assert done.global_step == 15, "three rounds of five steps"
     assert callback.swarm is None
     assert list((tmp_path / "home").glob("runs/*/checkpoints/*"))
+
+
+class FakeSwarm:
+    """Keeps what it is told."""
+
+    over = False
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def __enter__(self) -> "FakeSwarm":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def step(self, loss: Any) -> None:
+        self.losses.append(float(loss))
+
+
+class Mean(nn.Module):
+    """Its loss is 1 where its weights are 0, and 4 where the labels are 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+        nn.init.zeros_(self.layer.weight)
+        nn.init.zeros_(self.layer.bias)
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        made = self.layer(inputs)
+        return {"loss": nn.functional.mse_loss(made, labels), "logits": made}
+
+
+class Share(Mean):
+    """As transformers' own models are: told how many labels a step has."""
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor, **named: Any) -> dict[str, torch.Tensor]:
+        made = self.layer(inputs)
+        return {"loss": (made - labels).square().sum() / named["num_items_in_batch"], "logits": made}
+
+
+@pytest.mark.parametrize("kind", [Mean, Share])
+def test_the_loss_of_a_step_is_that_of_all_its_micro_batches(kind: type[nn.Module], tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    from noloco_node.loop.hugging_face import SwarmCallback
+
+    data = [{"inputs": torch.randn(8), "labels": torch.full((2,), 1.0 + (at % 4 < 2))} for at in range(16)]
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+        train_sampling_strategy="sequential",
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+        learning_rate=0.0,
+    )
+    swarm = FakeSwarm()
+    callback = SwarmCallback(lambda model, optimizer: swarm)
+    Trainer(kind(), arguments, train_dataset=data, callbacks=[callback]).train()
+    assert swarm.losses == pytest.approx([2.5, 2.5])
+
+
+def test_a_share_of_several_processes_counts_for_all() -> None:
+    from noloco_node.loop.hugging_face import SwarmCallback
+
+    callback = SwarmCallback(lambda model, optimizer: FakeSwarm())
+    for scaled, expected in ((True, 6.0), (False, 1.5)):
+        for loss in (1.0, 0.5):
+            callback._look(nn.Identity(), (), {"num_items_in_batch": 8}, {"loss": torch.tensor(loss)})
+        arguments = SimpleNamespace(world_size=4, average_tokens_across_devices=scaled)
+        assert callback._step_loss(arguments) == expected
