@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from noloco_node.base.atomic_files import open_file, require_file, writing
 from noloco_node.errors import NodeAlreadyRunning, UsageError
+from noloco_node.host import forks
 
 MAX_SOCKET_PATH_BYTES = 107
 """sockaddr_un holds 108 bytes on Linux, the last of them a zero."""
@@ -91,9 +92,10 @@ class Home:
         with writing(self.lock_file):
             descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
             require_file(descriptor)
-        with os.fdopen(descriptor, "r+") as file:
-            if not _locked(file.fileno()):
-                pid = file.read(20).strip() or "unknown"
+        forks.own(descriptor)
+        try:
+            if not _locked(descriptor):
+                pid = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
                 raise NodeAlreadyRunning(
                     f"a node is running in {self.root} already (pid {pid}): stop it with `noloco-node leave`, "
                     "or give this one a home of its own with --home"
@@ -103,6 +105,10 @@ class Home:
                 os.pwrite(descriptor, pid_bytes, 0)  # over the last one, which a full disk has room for
                 os.ftruncate(descriptor, len(pid_bytes))
             yield
+        finally:
+            if forks.is_own(descriptor):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that has just begun may not have closed its copy yet
+                forks.close(descriptor)
 
     def holder(self) -> str | None:
         """The pid of the node that runs in this home, None where none does."""

@@ -20,6 +20,31 @@ with Home(Path(sys.argv[1])).lock():
 """
 
 
+_FORK = """
+import os, sys
+from pathlib import Path
+from noloco_node.host.home import Home
+home = Home(Path(sys.argv[1]))
+waiting, end = os.pipe()
+with home.lock():
+    stays = os.fork()
+    if not stays:
+        os.close(end)
+        os._exit(len(os.read(waiting, 1)))
+    passes = os.fork()
+    if passes:
+        assert os.waitpid(passes, 0)[1] == 0
+        assert home.holder() == str(os.getpid())
+if not passes:
+    os._exit(0)
+assert home.holder() is None
+with home.lock():
+    pass
+os.close(end)
+assert os.waitpid(stays, 0)[1] == 0
+"""
+
+
 @pytest.fixture
 def another_process_holds():
     """A function that makes another process hold the lock of a home."""
@@ -74,6 +99,11 @@ def test_a_child_process_does_not_keep_the_lock(tmp_path):
             pass
     finally:
         child.communicate(b"\n")
+
+
+def test_a_forked_worker_does_not_keep_the_lock_either(tmp_path):
+    """As those of a data loader, which may stay: nor does one that goes through the end of the block take it away."""
+    subprocess.run([sys.executable, "-c", _FORK, str(Home(tmp_path).create().root)], check=True, timeout=20)
 
 
 def test_a_path_too_long_for_a_socket_is_refused(tmp_path):

@@ -11,7 +11,6 @@ lock (flock, released when its process ends) is free.
 
 import asyncio
 import fcntl
-import functools
 import os
 import shutil
 import signal
@@ -20,6 +19,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from noloco_node.host import forks
 
 _SCRIPT = r"""
 trap '' HUP INT TERM
@@ -37,8 +38,6 @@ _EXIT_S = 2.0  # the shell has one directory to remove
 _FRESH_S = 10.0  # a directory so young may not have been locked yet
 _PREFIX = "noloco-"
 _KEY = "identity.key"  # a visitor's temporary key, the one file that may lie in such a directory
-
-_pipes: set[int] = set()
 
 
 class RuntimeDirectory:
@@ -58,8 +57,7 @@ class RuntimeDirectory:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         lock = _locked(path)
         waiting, pipe = os.pipe()
-        _close_pipes_after_forks()
-        _pipes.add(pipe)
+        forks.own(pipe)  # else a forked worker would keep the cleaner waiting after our end
         try:
             cleaner = await asyncio.create_subprocess_exec(
                 *("/bin/sh", "-c", _SCRIPT, "noloco-cleaner", str(path), *map(str, also)),
@@ -70,7 +68,7 @@ class RuntimeDirectory:
                 cwd="/",
             )
         except BaseException:
-            _close(pipe)
+            forks.close(pipe)
             os.close(lock)
             shutil.rmtree(path)
             raise
@@ -84,9 +82,9 @@ class RuntimeDirectory:
             os.write(self._pipe, b"%d\n" % pid)
 
     async def close(self) -> None:
-        if self._pipe not in _pipes:
+        if not forks.is_own(self._pipe):
             return
-        _close(self._pipe)
+        forks.close(self._pipe)
         try:
             async with asyncio.timeout(_EXIT_S):
                 await self._cleaner.wait()
@@ -144,19 +142,3 @@ def _kill_users(path: Path) -> None:
         with suppress(OSError):
             if f"-listen=/unix{path}/".encode() in command_line.read_bytes():
                 os.kill(int(command_line.parent.name), signal.SIGKILL)
-
-
-@functools.cache
-def _close_pipes_after_forks() -> None:
-    """A forked worker inherits the pipe and would keep the cleaner waiting after our end: close its copy."""
-    os.register_at_fork(after_in_child=_close_all)
-
-
-def _close_all() -> None:
-    for pipe in list(_pipes):
-        _close(pipe)
-
-
-def _close(pipe: int) -> None:
-    _pipes.discard(pipe)
-    os.close(pipe)
