@@ -31,6 +31,12 @@ allowed three gains, the attacker said so; the run ended 11% higher.)*
   phase gains. *(The first phases of a language model gain 44, 29 and 13% of the loss. -u raised it there by 6 and by
   19%, and stayed; by itself it had 5.7 to 5.9 where the run began at 5.6 and honest partners had at most 3.1.)*
 
+Shares say little where a loss passes zero, or ends close to a zero that means nothing, as a density's: a task adds a
+constant there. *(Tried, two replicas of a Gaussian likelihood, 40 phases, from 0.57 to -0.68: 4 of 80 honest swaps were
+taken back, and in 37 rounds of 80 the partner was left out; with 3 added to the loss none. With 0.7 added, so that it
+ends at 0.04, 5 and 29: the sign is not what matters. By shares of the range of the losses so far, where one was below
+zero: 1 and 8. But one huge loss at the start, as of a variance that begins too small, makes that a licence to harm.)*
+
 Measured at once, before the training has adapted to the correction *(tried: after one phase of training on top of -u,
 to take it back made the loss worse, 2.97 to 3.72)*.
 """
@@ -101,9 +107,9 @@ class Course:
 
     @property
     def gain(self) -> float:
-        """What a phase usually gains, as a share of the loss."""
+        """What a phase usually gains, as a share of the loss, which may be below zero."""
         lately = list(self._losses)[-REMEMBERED - 1 :]
-        gains = [1 - after / before for before, after in pairwise(lately) if before > 0]
+        gains = [(before - after) / abs(before) for before, after in pairwise(lately) if before]
         return max(0.0, median(gains)) if gains else 0.0
 
     @property

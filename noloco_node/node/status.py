@@ -88,10 +88,16 @@ def _shortage(stats: NodeStats) -> tuple[Health, ...]:
 
 
 def _evaluation(stats: NodeStats) -> tuple[Health, ...]:
-    if stats.eval_loss is None or math.isfinite(stats.eval_loss):
+    loss, first = stats.eval_loss, stats.eval_loss_first
+    if loss is None or first is None:
         return ()
-    text = f"evaluation: the loss on held-out data is {stats.eval_loss}, so swaps are not judged and others see no loss"
-    return (Health("warning", text, "check the held-out data, and how the run's task measures its loss"),)
+    if not math.isfinite(loss):
+        text = f"evaluation: the loss on held-out data is {loss}, so swaps are not judged and others see no loss"
+        return (Health("warning", text, "check the held-out data, and how the run's task measures its loss"),)
+    if loss <= 0 < first:
+        text = "evaluation: the loss has passed zero. Swaps are judged by shares of it, so honest ones are taken back"
+        return (Health("warning", text, "the run's author adds a constant to the task's loss, in another run"),)
+    return ()
 
 
 def _stays_behind(stats: NodeStats) -> tuple[Health, ...]:

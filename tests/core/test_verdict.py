@@ -49,6 +49,18 @@ def test_a_swap_may_cost_what_a_phase_gains() -> None:
     assert judge(2.15, 2.4, losses=(2.0, 2.0, 2.0)).harmful
 
 
+def test_a_loss_below_zero_gains_as_one_above() -> None:
+    def judged(*losses: float) -> Verdict:
+        last = losses[-1]
+        worse = Losses(last + 0.08, last)
+        return course(*losses).judge(Losses(last, last), worse, lambda: Losses(last + 0.2, last))
+
+    assert course(-2.0, -2.2, -2.42).gain == pytest.approx(0.1)
+    assert not judged(-2.0, -2.2, -2.42).harmful
+    assert judged(-2.42, -2.42, -2.42).harmful
+    assert course(0.0, -1.0).gain == 0.0
+
+
 @pytest.mark.parametrize(("partner", "harmful"), [(5.5, False), (5.8, True), (math.nan, True)])
 def test_what_is_worse_than_untrained_weights_is_no_slow_replicas(partner: float, harmful: bool) -> None:
     def judged(course: Course) -> Verdict:

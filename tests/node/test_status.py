@@ -78,6 +78,16 @@ def test_a_node_whose_loss_is_not_finite_is_seen_and_says_so(loss: float, tmp_pa
     assert f"the loss on held-out data is {loss}" in finding.text
 
 
+@pytest.mark.parametrize(("losses", "warns"), [((0.5, 0.1), 0), ((0.5, -0.1), 1), ((-2.0, -3.0), 0)])
+def test_a_loss_that_passes_zero_is_said(losses: tuple[float, ...], warns: int) -> None:
+    stats = NodeStats()
+    for round, loss in enumerate(losses):
+        stats.observe(Evaluated(round, loss))
+    rounds = cast("Any", SimpleNamespace(partner=None, tally=RoundTotals(), standings=dict))
+    health = status.status(NODE, stats, rounds, [], POLICY, None, None, None, GpuView()).health
+    assert ["has passed zero" in finding.text for finding in health] == [True] * warns
+
+
 def test_peers_show_their_standing_and_who_left_in_quarantine(here: PeerRecord) -> None:
     view = status.peers(NodeStats(), [here], lambda _: None, FakeRounds(here.peer_id).standings())
     seen, gone = view.peers
