@@ -299,7 +299,7 @@ class Libp2pTransport:
                 break
         else:
             _log.warning("this node forwards no calls to those behind routers: p2pd did not become a relay")
-        async with asyncio.timeout(CONTROL_S):
+        async with asyncio.timeout(_START_S):
             await self._session.control.hand_over_streams(PROTOCOL, runtime.path / _STREAMS)
 
     @property

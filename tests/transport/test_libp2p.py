@@ -77,6 +77,26 @@ def cleaners(directory):
     ]
 
 
+# ---- a busy machine ----
+async def test_a_p2pd_whose_first_answers_are_late_is_waited_for(tmp_path, monkeypatch):
+    """A node ended at its start where p2pd took more than 5 s for one of them."""
+    start = P2pdProcess.start
+
+    async def start_late(*arguments):
+        process = await start(*arguments)
+        os.kill(process.pid, signal.SIGSTOP)
+        asyncio.get_running_loop().call_later(session.CONTROL_S + 1, os.kill, process.pid, signal.SIGCONT)
+        return process
+
+    monkeypatch.setattr(P2pdProcess, "start", start_late)
+    late = transport(tmp_path)
+    try:
+        await late.start()
+        assert late.addresses()
+    finally:
+        await late.close()
+
+
 # ---- nothing is left ----
 
 

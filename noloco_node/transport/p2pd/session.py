@@ -56,12 +56,13 @@ class P2pdSession:
     async def begin(
         cls, runtime: RuntimeDirectory, arguments: Sequence[str], hivemind: Hivemind, timeout_s: float
     ) -> "P2pdSession":
+        """`timeout_s`: for its start, and for its first answers: on a busy machine they take seconds."""
         process = await P2pdProcess.start(runtime, "p2pd.sock", arguments, timeout_s)
         session = cls(process, P2pdControl(process.socket, hivemind.messages, hivemind.multiaddr))
         session._stack.push_async_callback(process.stop)
         try:
-            session.p2p = await session._join_hivemind(runtime, hivemind)
-            async with asyncio.timeout(CONTROL_S):
+            async with asyncio.timeout(timeout_s):
+                session.p2p = await session._join_hivemind(runtime, hivemind)
                 session.addresses = await session.control.identify()
         except BaseException:
             await session.end()
@@ -86,8 +87,7 @@ class P2pdSession:
 
     async def _join_hivemind(self, runtime: RuntimeDirectory, hivemind: Hivemind) -> Any:
         ours = type("P2P", (hivemind.p2p,), {"_UNIX_SOCKET_PREFIX": f"/unix{runtime.path}/"})
-        async with asyncio.timeout(CONTROL_S):
-            p2p = await ours.replicate(hivemind.multiaddr(f"/unix{self.process.socket}"))  # type: ignore[attr-defined]
+        p2p = await ours.replicate(hivemind.multiaddr(f"/unix{self.process.socket}"))  # type: ignore[attr-defined]
         self._stack.push_async_callback(p2p.shutdown)
         control = p2p._client.control
         control._handler_tasks, control._pending_calls = CallsUnderWay(), CallsMade(control._pending_calls)
