@@ -59,6 +59,7 @@ class OwnStage:
         """None: the whole model."""
         self.move: Move | None = None
         """Why this node leaves; None: for good, if it does."""
+        self._held_back: Callable[[], str | None] = lambda: None
 
     @property
     def number(self) -> int:
@@ -88,15 +89,27 @@ class OwnStage:
     def part(self, run: Manifest) -> Callable[[Task], Task] | None:
         return self._service.part(run, self.at, self._config.in_flight) if self.at else None
 
-    def begin(self, rules: RunRules, token: bytes, state: Callable[[], NodeState]) -> None:
-        """From now on micro-batches are taken from other stages, and given to them."""
+    def begin(
+        self, rules: RunRules, token: bytes, state: Callable[[], NodeState], held_back: Callable[[], str | None]
+    ) -> None:
+        """From now on micro-batches are taken from other stages, and given to them. `held_back`: why the volunteer's
+        limits forbid it now, which the state of a node that has finished does not say."""
+        self._held_back = held_back
         if stages := rules.run.stages:
+
+            def works() -> bool:
+                return state() in SERVES_STAGE and held_back() is None
+
             self._service.begin(
                 StageTerms(bytes.fromhex(rules.run.run_id), stages.activations, token),
                 rules.refuses,
-                works=lambda: state() in SERVES_STAGE,
-                may_send=lambda: state() in (NodeState.TRAINING, NodeState.JOINING),
+                works=works,
+                may_send=lambda: state() is NodeState.JOINING or works(),
             )
+
+    def shown(self, state: NodeState) -> NodeState:
+        """Of this node, to others: one that has finished answers no micro-batches while its limits hold it back."""
+        return NodeState.PAUSED if self.at and state is NodeState.FINISHED and self._held_back() else state
 
     # ---- among the others: `others` are all nodes of the run ----
     def peers(self, others: Collection[PeerRecord], further: int = 0) -> list[PeerRecord]:
@@ -144,7 +157,7 @@ class OwnStage:
             if not said:
                 report("its rounds are done; it stays while the stages before train, as their micro-batches pass here")
             said = True
-            if self._service.totals.answered != answered:
+            if self._service.totals.answered != answered or self._held_back():
                 answered, since = self._service.totals.answered, time.monotonic()
             elif time.monotonic() - since > which_stage.IDLE_S:
                 return  # they say that they train, and send nothing

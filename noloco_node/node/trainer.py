@@ -297,7 +297,7 @@ class TrainingNode(BaseNode):
         if self._keeper:
             self._keeper.say_room(ready.parameters)
         terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout, self._token)
-        self._own_stage.begin(rules, self._token, lambda: self._life.state)
+        self._own_stage.begin(rules, self._token, lambda: self._life.state, self._policy.held_back)
         self._catch_up = self._new_catch_up(run, terms, ready)
         self._obey_limits()
         self._handle(lifecycle.ModelReady(resumed=ready.tokens > 0))
@@ -616,7 +616,8 @@ class TrainingNode(BaseNode):
             addresses = self._transport.addresses()
             known = self._known_runs.version(self._run.run_id)  # what others get who ask for it
             stage = self._own_stage.number
-            record = status.presence(self._life.state, self._stats, addresses, known, self._token, stage)
+            state = self._own_stage.shown(self._life.state)
+            record = status.presence(state, self._stats, addresses, known, self._token, stage)
             await self._membership.publish(record)
 
     async def _publish_now(self) -> None:
@@ -653,7 +654,7 @@ class TrainingNode(BaseNode):
 
     async def _check_limits(self) -> None:
         self._obey_limits()
-        if self._membership.published != self._life.state:
+        if self._membership.published != self._own_stage.shown(self._life.state):
             await self._publish()
         await self._policy.write_down()
 

@@ -13,6 +13,7 @@ from virtual_clock import run_virtual
 from noloco_node.base.addresses import Address
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
+from noloco_node.host.limits import PAUSED
 from noloco_node.node import own_stage, which_stage
 from noloco_node.node.own_stage import OwnStage
 from noloco_node.peers.record import PeerRecord
@@ -64,10 +65,11 @@ class Service:
 
 
 @pytest.mark.parametrize(
-    ("answers_for_s", "ends_s", "stays_s"), [(9999, 1500, 1500), (300, 9999, 300 + which_stage.IDLE_S), (0, 0, 0)]
+    ("answers_for_s", "ends_s", "stays_s"),
+    [(9999, 1500, 1500), (300, 9999, 300 + which_stage.IDLE_S), (0, 0, 0), (PAUSED, 1500, 1500)],
 )
 def test_a_node_whose_rounds_are_done_stays_while_those_before_it_send(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers_for_s: float, ends_s: float, stays_s: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers_for_s: Any, ends_s: float, stays_s: float
 ) -> None:
     said: list[str] = []
 
@@ -75,7 +77,9 @@ def test_a_node_whose_rounds_are_done_stays_while_those_before_it_send(
         clock = asyncio.get_running_loop().time
         began = clock()
         monkeypatch.setattr(own_stage.time, "monotonic", lambda: clock() - began)
-        node = of_stage(2, tmp_path, service=Service(answers_for_s))
+        paused = answers_for_s == PAUSED
+        node = of_stage(2, tmp_path, service=Service(0 if paused else answers_for_s))
+        node._held_back = lambda: PAUSED if paused else None
 
         def seen() -> list[PeerRecord]:
             at_work = clock() - began < ends_s

@@ -1,0 +1,109 @@
+"""Three stages of a small model in one process, a node each, over the in-memory network: what passes through the one in
+the middle, by its state and its volunteer's limits."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from memory_network.network import MemoryNetwork
+from replicas import small_text
+from stage_pairs import staged_run
+from stage_swarm import Inline
+from test_which_stage import holders
+
+from noloco_node.base.states import NodeState
+from noloco_node.host.config import NodeConfig
+from noloco_node.host.home import Home
+from noloco_node.host.limits import PAUSED, QUOTA
+from noloco_node.node.own_stage import OwnStage
+from noloco_node.run.admission import refuses_nobody
+from noloco_node.stages.part import Position
+from noloco_node.stages.service import StageService
+from noloco_node.training.build import build_replica
+from noloco_node.wire.stage_pb2_grpc import add_StageServicer_to_server
+
+RUN = staged_run(3)
+RULES: Any = SimpleNamespace(run=RUN, refuses=refuses_nobody)
+
+
+class Node:
+    def __init__(self, network: MemoryNetwork, stage: int, folder: Path) -> None:
+        self.state, self.hold = NodeState.TRAINING, None
+        self.transport = network.join(f"{stage}")  # the names that `holders` gives
+        self.service = StageService(self.transport, random.Random(1), lambda peer, reason: None)
+        self.transport.serve(lambda server: add_StageServicer_to_server(self.service, server))
+        given: Any = (NodeConfig(home=folder), Home(folder), f"{stage}", None, self.service, lambda _: False, None)
+        self.own = OwnStage(*given)
+        self.own.at = Position(stage, 3)
+        part = self.own.part(RUN)
+        self.replica = build_replica(RUN, f"{stage}", device="cpu", threads=1, corpus=small_text(), part=part)
+        self.own.begin(RULES, b"", lambda: self.state, lambda: self.hold)
+
+    @property
+    def task(self) -> Any:
+        return self.service._task
+
+
+class Chain:
+    def __init__(self, folder: Path) -> None:
+        network = MemoryNetwork(random.Random(1))
+        self.nodes = [Node(network, stage, folder) for stage in range(3)]
+        self.first, self.middle, self.last = self.nodes
+
+    async def start(self) -> None:
+        for node in self.nodes:
+            await node.transport.start()
+        self.look()
+
+    def look(self) -> None:
+        for at, node in enumerate(self.nodes):
+            seen = [holders(1, 2, 3, state=each.own.shown(each.state))[k] for k, each in enumerate(self.nodes)]
+            node.own.update(seen[:at] + seen[at + 1 :], 0, RUN.rounds)
+
+    async def passes(self, within_s: float = 10.0) -> bool:
+        """Whether three micro-batches come through the first stage meanwhile."""
+        goal, until = self.first.task.counts.passed + 3, time.monotonic() + within_s
+        while time.monotonic() < until and self.first.task.counts.passed < goal:
+            for node in self.nodes:
+                if node.state is NodeState.FINISHED:
+                    node.replica.pass_on(0.001)
+                elif node.replica.has_data(0):
+                    node.replica.step()
+            await asyncio.sleep(0.0005)
+        return bool(self.first.task.counts.passed >= goal)
+
+    async def close(self) -> None:
+        for node in self.nodes:
+            await node.service.close()
+            await node.transport.close()
+
+
+@pytest.fixture
+async def three(tmp_path: Path) -> AsyncIterator[Chain]:
+    asyncio.get_running_loop().set_default_executor(Inline())
+    there = Chain(tmp_path)
+    await there.start()
+    yield there
+    await there.close()
+
+
+async def test_a_middle_stage_that_has_finished_passes_micro_batches_on(three: Chain) -> None:
+    """Else the first stage, which has rounds to do, would never get an answer."""
+    three.middle.state = NodeState.FINISHED
+    three.look()
+    assert await three.passes()
+
+
+@pytest.mark.parametrize("hold", [PAUSED, QUOTA])
+async def test_a_stage_that_has_finished_keeps_to_its_volunteers_limits(three: Chain, hold: str) -> None:
+    three.middle.state, three.middle.hold = NodeState.FINISHED, hold
+    assert not await three.passes(0.2)
+    assert three.middle.service.totals.refused and not three.middle.service.totals.sent_bytes
+    assert three.middle.own.shown(NodeState.FINISHED) is NodeState.PAUSED, "so others do not ask it"
+    three.middle.hold = None
+    assert await three.passes()
