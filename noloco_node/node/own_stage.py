@@ -126,11 +126,10 @@ class OwnStage:
         """After each look. Returns whether no micro-batch comes any more, as the stage before has finished the run."""
         if self.at is None:
             return False
-        after, beside = (
-            [record.peer_id for record in self.peers(others, further) if record.state in SERVES_STAGE]
-            for further in (1, 0)
-        )
-        self._service.candidates(after, beside)
+        serving = [record for record in others if record.state in SERVES_STAGE]
+        after, beside = ([record.peer_id for record in self.peers(serving, further)] for further in (1, 0))
+        every = {record.stage for record in serving} >= {*range(self.number + 1, self.at.stages + 1)}
+        self._service.candidates(after if every else (), beside)  # else no gradient could come back
         before = which_stage.stage_before(self.at, others)
         return which_stage.are_done(before, own_round, rounds, self._service.heard(), self._service.idle_s)
 

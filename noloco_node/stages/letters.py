@@ -62,6 +62,9 @@ Letter = Asked | Answered | Lost
 
 
 class Link(Protocol):
+    def ready(self) -> bool:
+        """Whether a micro-batch may be sent now, and somebody is there who would compute it."""
+
     def send(self, micro: Sent) -> None:
         """Returns at once. Answered or Lost follows, at `until` at the latest."""
 

@@ -158,6 +158,9 @@ class _Nobody:
     def __init__(self, letters: "queue.SimpleQueue[Letter]") -> None:
         self._letters = letters
 
+    def ready(self) -> bool:
+        return True
+
     def send(self, micro: Sent) -> None:
         self._letters.put(Lost(micro.ticket))
 
@@ -267,7 +270,7 @@ class StagePasses(Gradients):
 
     def _may_send(self) -> bool:
         reader, waits = self._stage.reader, len(self._under_way) >= self._stage.window.size
-        if reader is None or waits:
+        if reader is None or waits or not self._stage.link.ready():
             return False
         return not isinstance(reader, Patient) or reader.ready(self._micro.size, 0)
 
@@ -303,7 +306,6 @@ class StagePasses(Gradients):
         self._or_lose(None, lambda: self._forward(self._there(inputs), targets, None, until))
 
     def _open(self, letter: Letter) -> None:
-        self._forget_late()
         match letter:
             case Asked():
                 if letter.answer.set_running_or_notify_cancel():
@@ -314,6 +316,8 @@ class StagePasses(Gradients):
                 self._lose(under_way.asked)
             case _:
                 pass  # an answer that came too late
+        if not self._put_off:  # else an answer that came in time may lie there, after a pause
+            self._forget_late()
         self._stage.counts.under_way = len(self._under_way)
 
     def _or_lose(self, asked: Asked | None, work: Callable[[], None]) -> None:
@@ -462,7 +466,8 @@ class StagePasses(Gradients):
     def _lose(self, asked: Asked | None) -> None:
         self._stage.counts.lost += 1
         if asked is None:
-            self._stage.window.lost()
+            if self._stage.link.ready():  # else it is lost because nobody is there, however few are under way
+                self._stage.window.lost()
         elif not asked.answer.done():
             asked.answer.set_exception(LostMicroBatch("no answer of the next stage"))
 
@@ -505,6 +510,8 @@ class StagePasses(Gradients):
 
     def _measured_elsewhere(self, measured: Collection[tuple[Tensor, Tensor]]) -> float:
         """The sum of their losses, as the next stage finds them. Raises NotMeasured."""
+        if not self._stage.link.ready():
+            raise NotMeasured("nobody of the next stage can be asked now")
         until, left = time.monotonic() + EVALUATION_S, iter(measured)
         waiting = {self._send_to_measure(*each, until) for each in islice(left, MEASURED_AT_ONCE)}
         total = 0.0

@@ -196,6 +196,10 @@ class StageService(StageServicer):
         await asyncio.gather(*self._calls, return_exceptions=True)
 
     # ---- to the next stage ----
+    def ready(self) -> bool:
+        """From any thread."""
+        return self._terms is not None and self._routes.count > 0 and self._may_send()
+
     def send(self, micro: Sent) -> None:
         """From the training thread."""
         loop = self._loop
@@ -240,7 +244,7 @@ class StageService(StageServicer):
                 del self._carrying[micro.asked]
             self.totals.lost += answer is None
             self.letters.put(Answered(micro.ticket, answer) if answer else Lost(micro.ticket))
-        if not micro.evaluates and self._routes.count and self._may_send():
+        if not micro.evaluates and self.ready():
             self._were_late.append(late)
 
     def _coded(self, micro: Sent) -> bytes:
@@ -517,6 +521,8 @@ class StageService(StageServicer):
             raise PeerRefused(why)
         if not self._works():
             raise PeerRefused(wire.Code.PAUSED.reason)
+        if not task.at.last and not self.ready():
+            raise PeerRefused(wire.Code.BUSY.reason)
         if task.most_examples is not None and asked.examples > task.most_examples:
             raise PeerMisbehaved("too_many_examples")
         return task

@@ -38,6 +38,7 @@ class Wire:
         self.next: queue.SimpleQueue[Letter] | None = None
         self.spoil: Callable[[Answer], Answer | None] = lambda answer: answer
         """What becomes of an answer; None: it is lost."""
+        self.ready: Callable[[], bool] = lambda: True
 
     def send(self, micro: Sent) -> None:
         answer: Future[Answer] = Future()

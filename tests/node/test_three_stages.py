@@ -23,8 +23,10 @@ from noloco_node.host.limits import PAUSED, QUOTA
 from noloco_node.node.own_stage import OwnStage
 from noloco_node.run.admission import refuses_nobody
 from noloco_node.stages.part import Position
+from noloco_node.stages.passes import EVALUATION_S
 from noloco_node.stages.service import StageService
 from noloco_node.training.build import build_replica
+from noloco_node.training.inner.gradients import NotMeasured
 from noloco_node.wire.stage_pb2_grpc import add_StageServicer_to_server
 
 RUN = staged_run(3)
@@ -106,4 +108,24 @@ async def test_a_stage_that_has_finished_keeps_to_its_volunteers_limits(three: C
     assert three.middle.service.totals.refused and not three.middle.service.totals.sent_bytes
     assert three.middle.own.shown(NodeState.FINISHED) is NodeState.PAUSED, "so others do not ask it"
     three.middle.hold = None
+    assert await three.passes()
+
+
+@pytest.mark.parametrize("where", [0, 1, 2])
+async def test_while_micro_batches_cannot_come_back_the_first_stage_reads_nothing(three: Chain, where: int) -> None:
+    """Its own limits keep it back, or all of one of the stages behind it."""
+    assert await three.passes()
+    node, first = three.nodes[where], three.first.task
+    node.state, node.hold = NodeState.SOLO, QUOTA
+    three.look()
+    await three.passes(0.5)  # what was under way comes to its end
+    lost, reader, size = first.counts.lost, first.reader.position, first.window.size
+    assert not await three.passes(0.5)
+    assert (first.counts.lost, first.reader.position, first.window.size) == (lost, reader, size)
+    began = time.monotonic()
+    with pytest.raises(NotMeasured):
+        three.first.replica.evaluate()
+    assert time.monotonic() - began < EVALUATION_S / 2, "no answer is waited for"
+    node.state, node.hold = NodeState.TRAINING, None
+    three.look()
     assert await three.passes()

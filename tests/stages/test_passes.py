@@ -19,9 +19,10 @@ from noloco_node.core.codecs.by_name import codec
 from noloco_node.data import corpus
 from noloco_node.errors import UsageError
 from noloco_node.run.schema import Manifest, ModelSpec, StagesSpec
+from noloco_node.stages import passes
 from noloco_node.stages.letters import Answer, Asked, Letter, Lost, LostMicroBatch, Sent
 from noloco_node.stages.part import Position, layers_of, part_of, whole_model
-from noloco_node.stages.passes import StageTask
+from noloco_node.stages.passes import DEADLINE_S, StageTask
 from noloco_node.training import model
 from noloco_node.training.build import build_replica
 from noloco_node.training.inner.gradients import NotMeasured
@@ -109,6 +110,38 @@ def test_a_lost_micro_batch_is_counted_and_not_waited_for() -> None:
     counts = nodes[0].task.counts
     assert counts.lost >= 4 and counts.passed >= 20
     assert nodes[0].losses[-1] < nodes[0].losses[0]
+
+
+def test_answers_that_came_in_time_count_however_late_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a pause, in which this thread reads no letters."""
+    nodes = chain(staged_run(2), in_flight=3)
+    first, last = nodes[0].replica, nodes[1].replica
+    while nodes[1].letters.qsize() < 3:
+        first.has_data(0.02)
+    while nodes[0].letters.qsize() < 3:
+        last.pass_on(0.02)
+    began = time.monotonic()
+    monkeypatch.setattr(passes.time, "monotonic", lambda: began + DEADLINE_S + 2)
+    monkeypatch.setattr(nodes[0].wire, "ready", lambda: False)
+    first.has_data(0)
+    assert nodes[0].task.counts.passed == 1 and nodes[0].task.counts.lost == 0
+    first.has_data(0)
+    first.has_data(0)
+    assert nodes[0].task.counts.passed == 3 and nodes[0].task.counts.lost == 0
+
+
+def test_what_is_lost_because_nobody_is_there_leaves_the_window_as_it_was() -> None:
+    node = chain(staged_run(2), in_flight=None)[0]
+    size = node.task.window.size
+    node.replica.has_data(1.0)
+    node.wire.ready = lambda: False
+    node.letters.put(Lost(1))
+    node.replica.has_data(0)
+    assert node.task.counts.lost == 1 and node.task.window.size == size
+    node.wire.ready = lambda: True
+    node.letters.put(Lost(2))
+    node.replica.has_data(0.5)
+    assert node.task.counts.lost == 2 and node.task.window.size == size - 1
 
 
 def test_a_huge_gradient_counts_as_a_long_one() -> None:

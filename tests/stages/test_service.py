@@ -381,6 +381,8 @@ class Middle:
     def __init__(self, trio: Trio) -> None:
         self.trio, self.node, self.last = trio, trio.one, Node(trio.network, "last", 2)
         self.held = self.node.service._held
+        for stage, node in ((1, self.node), (2, self.last)):
+            cast("StageTask", node.service._task).at = Position(stage, 3)
 
     async def start(self) -> None:
         await self.last.transport.start()
@@ -446,6 +448,16 @@ async def test_what_a_caller_gave_up_before_it_was_passed_on_is_not_passed_on(mi
     assert not middle.last.service._held.calls and middle.held.callers == {"first": 1}
     asked.answer.set_exception(LostMicroBatch(""))
     await comes(lambda: not middle.held.callers)
+
+
+async def test_a_stage_in_the_middle_takes_nothing_that_it_cannot_pass_on(middle: Middle) -> None:
+    """So its caller asks another one at once."""
+    middle.node.service.candidates([])
+    middle.trio.first.sends(within_s=1.0)
+    await comes(lambda: middle.node.service.totals.refused > 0)
+    assert middle.node.service.letters.empty() and not middle.node.service.totals.received_bytes
+    middle.node.service.candidates(["last"])
+    assert isinstance(await middle.node.letter(), Asked)
 
 
 async def test_hanging_up_brings_no_more_micro_batches_into_a_node(middle: Middle) -> None:
