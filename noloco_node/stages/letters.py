@@ -30,6 +30,8 @@ class Asked:
     """By time.monotonic; then nobody waits for the answer any more."""
     answer: "Future[Answer]"
     caller: str = ""
+    tries: bool = False
+    """It evaluates, and its activations come from weights that its caller may not keep."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +45,7 @@ class Sent:
     until: float
     asked: Asked | None = None
     """Whose it is; None: this stage's own."""
+    tries: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

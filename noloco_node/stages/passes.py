@@ -345,7 +345,7 @@ class StagePasses(Gradients):
         if not self._at.last and not self._callers.passes_on(asked.caller, asked.evaluates, now):
             self._lose(asked)
             return
-        if asked.evaluates:
+        if asked.evaluates and not asked.tries:
             self._keep(asked)
         if not self._at.last:
             self._forward(inputs, asked.targets, asked, time.monotonic() + PASSED_ON * (asked.until - time.monotonic()))
@@ -366,22 +366,15 @@ class StagePasses(Gradients):
         if self._is_strange(float(activations.sum()), targets):
             self._lose(asked)
             return
-        self._send(activations, targets, evaluates, until, _UnderWay(inputs, targets, asked, until))
+        self._tickets += 1
+        self._under_way[self._tickets] = _UnderWay(inputs, targets, asked, until)
+        tries = asked is not None and asked.tries
+        self._stage.link.send(Sent(self._tickets, activations, targets, evaluates, until, asked, tries))
 
     @contextmanager
     def _without_graph(self) -> Iterator[None]:
         with torch.no_grad(), self._precision():
             yield
-
-    def _send(
-        self, activations: Tensor, targets: Tensor, evaluates: bool, until: float, under_way: _UnderWay | None
-    ) -> int:
-        self._tickets += 1
-        if under_way:
-            self._under_way[self._tickets] = under_way
-        asked = under_way.asked if under_way else None
-        self._stage.link.send(Sent(self._tickets, activations, targets, evaluates, until, asked))
-        return self._tickets
 
     def _back(self, under_way: _UnderWay, answer: Answer) -> None:
         """The gradient at the activations has come."""
@@ -489,38 +482,38 @@ class StagePasses(Gradients):
         parts = (torch.split(each, self.examples) for each in self._part.held_out())
         yield from map(self._part.split, zip(*parts, strict=True))
 
-    def evaluate(self) -> float:
+    def evaluate(self, tries: bool = False) -> float:
         """Of what came from the stage before, the middle of what each caller's held-out data say."""
         try:
             each = [list(self._held_out())] if self._at.first else self._kept.of_each()
-            found = [self._measure(measured) for measured in each]
+            found = [self._measure(measured, tries) for measured in each]
         except torch.OutOfMemoryError:
             raise NotMeasured("there is no memory for it now") from None
         if not found:
             raise NotMeasured("no held-out data has come from the stage before")
         return median(found)
 
-    def _measure(self, measured: Collection[tuple[Tensor, Tensor]]) -> float:
+    def _measure(self, measured: Collection[tuple[Tensor, Tensor]], tries: bool) -> float:
         tokens = sum(targets.numel() for _, targets in measured)
         if self._at.last:
             with self.evaluating():
                 losses = [float(self._part.loss(self._module, *map(self._there, each))) for each in measured]
             return sum(losses) / tokens
-        return self._measured_elsewhere(measured) / tokens
+        return self._measured_elsewhere(measured, tries) / tokens
 
-    def _measured_elsewhere(self, measured: Collection[tuple[Tensor, Tensor]]) -> float:
+    def _measured_elsewhere(self, measured: Collection[tuple[Tensor, Tensor]], tries: bool) -> float:
         """The sum of their losses, as the next stage finds them. Raises NotMeasured."""
         if not self._stage.link.ready():
             raise NotMeasured("nobody of the next stage can be asked now")
         until, left = time.monotonic() + EVALUATION_S, iter(measured)
-        waiting = {self._send_to_measure(*each, until) for each in islice(left, MEASURED_AT_ONCE)}
+        waiting = {self._send_to_measure(*each, until, tries) for each in islice(left, MEASURED_AT_ONCE)}
         total = 0.0
         while waiting:
             match letter := self._wait_for_letter(until - time.monotonic()):
                 case Answered(ticket, answer) if ticket in waiting:
                     waiting.remove(ticket)
                     total += answer.loss
-                    waiting |= {self._send_to_measure(*each, until) for each in islice(left, 1)}
+                    waiting |= {self._send_to_measure(*each, until, tries) for each in islice(left, 1)}
                 case None:
                     raise NotMeasured("the next stage does not answer in time")
                 case Lost(ticket) if ticket in waiting:
@@ -529,10 +522,12 @@ class StagePasses(Gradients):
                     self._put_away(letter)
         return total
 
-    def _send_to_measure(self, inputs: Tensor, targets: Tensor, until: float) -> int:
+    def _send_to_measure(self, inputs: Tensor, targets: Tensor, until: float, tries: bool) -> int:
         with self.evaluating():
             activations = self._part.forward(self._module, self._there(inputs)).float()
-        return self._send(activations, targets, True, until, None)
+        self._tickets += 1
+        self._stage.link.send(Sent(self._tickets, activations, targets, True, until, tries=tries))
+        return self._tickets
 
     # ---- before the first step ----
     def try_out(self, batch: Batch) -> None:

@@ -382,9 +382,9 @@ class StageService(StageServicer):
         if terms is None or task is None:
             raise PeerLost("leaving")
         left_s = max(0.01, micro.until - time.monotonic())
-        header = wire.MicroBatch(
-            PROTOCOL, terms.run_id, task.at.stage + 1, len(micro.targets), left_s, micro.evaluates, terms.admission
-        )
+        stage, examples = task.at.stage + 1, len(micro.targets)
+        kind = (micro.evaluates, terms.admission, micro.tries)
+        header = wire.MicroBatch(PROTOCOL, terms.run_id, stage, examples, left_s, *kind)
         shape = () if micro.evaluates else (len(micro.targets), *task.part.activations)
         size = self._codec.encoded_bytes(shape) if shape else 0
         with peer_faults():
@@ -538,7 +538,7 @@ class StageService(StageServicer):
         activations = self._codec.decode(data[targets:], shape, CPU)
         answer: Future[Answer] = Future()
         shaped = numbers.view(asked.examples, *task.part.targets)
-        return Asked(activations, shaped, asked.evaluates, until, answer, caller)
+        return Asked(activations, shaped, asked.evaluates, until, answer, caller, asked.tries)
 
 
 async def _next(frames: AsyncIterator[pb.StageFrame]) -> wire.Frame:

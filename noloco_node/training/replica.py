@@ -437,7 +437,7 @@ class Replica:
     def losses(self) -> Losses:
         """At the present θ."""
         own = self._gradients.loss(self._own_examples) if self._own_examples else 0.0
-        return Losses(self._gradients.evaluate(), own)
+        return Losses(self._gradients.evaluate(tries=True), own)
 
     def losses_without(self, partner: float = 0.0) -> Losses:
         """Within SlowWeights.without_swap; the copy that it makes lies where gradients do in a step."""
@@ -580,16 +580,16 @@ class Replica:
         kept = self.theta.to("cpu", copy=True)
         self.copies.secure("theta")
         try:
-            own = self._gradients.evaluate()
+            own = self._gradients.evaluate(tries=True)
             self.theta.copy_(phi)
-            theirs = self._gradients.evaluate()
+            theirs = self._gradients.evaluate(tries=True)
             for start, piece in pieces(delta):
                 self.theta[start : start + len(piece)].add_(piece.to(self.theta.device), alpha=self.slow.settings.alpha)
-            later = self._gradients.evaluate()
+            later = self._gradients.evaluate(tries=True)
             new = own
             if (self.round or self.steps) and not isinstance(self._task, Driven):
                 self.theta.copy_(model.flatten(new_model(self._task, self._seed)))
-                new = self._gradients.evaluate()
+                new = self._gradients.evaluate(tries=True)
         except NotMeasured:  # of a stage: those after it may go at any moment
             return Trial(math.nan, 0.0, 0.0, added, math.nan)
         finally:

@@ -29,6 +29,7 @@ class MicroBatch:
     deadline_s: float
     evaluates: bool
     admission: bytes = b""
+    tries: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ def encode(frame: Frame) -> pb.StageFrame:
                     deadline_s=frame.deadline_s,
                     evaluates=frame.evaluates,
                     admission=frame.admission,
+                    tries=frame.tries,
                 )
             )
         case Part(data):
@@ -99,6 +101,7 @@ def _micro_batch(message: pb.MicroBatch) -> MicroBatch:
         message.deadline_s,
         message.evaluates,
         messages.token(message.admission),
+        message.tries,
     )
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from noloco_node.wire import peer_pb2 as noloco__node_dot_wire_dot_peer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cnoloco_node/wire/stage.proto\x12\tnoloco.v1\x1a\x1bnoloco_node/wire/peer.proto\"\x9f\x01\n\nStageFrame\x12,\n\x0bmicro_batch\x18\x01 \x01(\x0b\x32\x15.noloco.v1.MicroBatchH\x00\x12\x0e\n\x04part\x18\x02 \x01(\x0cH\x00\x12#\n\x06passed\x18\x03 \x01(\x0b\x32\x11.noloco.v1.PassedH\x00\x12%\n\x07refusal\x18\x04 \x01(\x0b\x32\x12.noloco.v1.RefusalH\x00\x42\x07\n\x05\x66rame\"\x89\x01\n\nMicroBatch\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x10\n\x08\x65xamples\x18\x04 \x01(\r\x12\x12\n\ndeadline_s\x18\x05 \x01(\x02\x12\x11\n\tevaluates\x18\x06 \x01(\x08\x12\x11\n\tadmission\x18\x07 \x01(\x0c\"$\n\x06Passed\x12\x0c\n\x04loss\x18\x01 \x01(\x01\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r2A\n\x05Stage\x12\x38\n\x04Pass\x12\x15.noloco.v1.StageFrame\x1a\x15.noloco.v1.StageFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cnoloco_node/wire/stage.proto\x12\tnoloco.v1\x1a\x1bnoloco_node/wire/peer.proto\"\x9f\x01\n\nStageFrame\x12,\n\x0bmicro_batch\x18\x01 \x01(\x0b\x32\x15.noloco.v1.MicroBatchH\x00\x12\x0e\n\x04part\x18\x02 \x01(\x0cH\x00\x12#\n\x06passed\x18\x03 \x01(\x0b\x32\x11.noloco.v1.PassedH\x00\x12%\n\x07refusal\x18\x04 \x01(\x0b\x32\x12.noloco.v1.RefusalH\x00\x42\x07\n\x05\x66rame\"\x98\x01\n\nMicroBatch\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x10\n\x08\x65xamples\x18\x04 \x01(\r\x12\x12\n\ndeadline_s\x18\x05 \x01(\x02\x12\x11\n\tevaluates\x18\x06 \x01(\x08\x12\x11\n\tadmission\x18\x07 \x01(\x0c\x12\r\n\x05tries\x18\x08 \x01(\x08\"$\n\x06Passed\x12\x0c\n\x04loss\x18\x01 \x01(\x01\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r2A\n\x05Stage\x12\x38\n\x04Pass\x12\x15.noloco.v1.StageFrame\x1a\x15.noloco.v1.StageFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,9 +35,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STAGEFRAME']._serialized_start=73
   _globals['_STAGEFRAME']._serialized_end=232
   _globals['_MICROBATCH']._serialized_start=235
-  _globals['_MICROBATCH']._serialized_end=372
-  _globals['_PASSED']._serialized_start=374
-  _globals['_PASSED']._serialized_end=410
-  _globals['_STAGE']._serialized_start=412
-  _globals['_STAGE']._serialized_end=477
+  _globals['_MICROBATCH']._serialized_end=387
+  _globals['_PASSED']._serialized_start=389
+  _globals['_PASSED']._serialized_end=425
+  _globals['_STAGE']._serialized_start=427
+  _globals['_STAGE']._serialized_end=492
 # @@protoc_insertion_point(module_scope)

@@ -19,7 +19,7 @@ class StageFrame(_message.Message):
     def __init__(self, micro_batch: _Optional[_Union[MicroBatch, _Mapping]] = ..., part: _Optional[bytes] = ..., passed: _Optional[_Union[Passed, _Mapping]] = ..., refusal: _Optional[_Union[_peer_pb2.Refusal, _Mapping]] = ...) -> None: ...
 
 class MicroBatch(_message.Message):
-    __slots__ = ("protocol", "run_id", "stage", "examples", "deadline_s", "evaluates", "admission")
+    __slots__ = ("protocol", "run_id", "stage", "examples", "deadline_s", "evaluates", "admission", "tries")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class MicroBatch(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     EVALUATES_FIELD_NUMBER: _ClassVar[int]
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    TRIES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
     stage: int
@@ -34,7 +35,8 @@ class MicroBatch(_message.Message):
     deadline_s: float
     evaluates: bool
     admission: bytes
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., stage: _Optional[int] = ..., examples: _Optional[int] = ..., deadline_s: _Optional[float] = ..., evaluates: _Optional[bool] = ..., admission: _Optional[bytes] = ...) -> None: ...
+    tries: bool
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., stage: _Optional[int] = ..., examples: _Optional[int] = ..., deadline_s: _Optional[float] = ..., evaluates: _Optional[bool] = ..., admission: _Optional[bytes] = ..., tries: _Optional[bool] = ...) -> None: ...
 
 class Passed(_message.Message):
     __slots__ = ("loss", "free")

@@ -49,7 +49,8 @@ class Wire:
 
         answer.add_done_callback(came)
         assert self.next is not None
-        self.next.put(Asked(micro.activations.clone(), micro.targets, micro.evaluates, micro.until, answer))
+        sent = (micro.activations.clone(), micro.targets, micro.evaluates, micro.until, answer)
+        self.next.put(Asked(*sent, tries=micro.tries))
 
 
 class StageInTest:

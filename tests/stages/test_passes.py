@@ -3,8 +3,10 @@
 import queue
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 import torch
@@ -30,6 +32,8 @@ from noloco_node.training.inner.schedule import learning_rate
 from noloco_node.training.mailbox import Finished, PhaseEnded
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import TrainingThread
+
+T = TypeVar("T")
 
 
 def whole(run: Manifest, nodes: list[StageInTest]) -> nn.Module:
@@ -219,6 +223,30 @@ def test_who_evaluates_measures_with_what_the_first_stage_sent_last() -> None:
     assert first == pytest.approx(plain.evaluate(), abs=1e-5)
     assert nodes[1].replica.evaluate() == pytest.approx(first, abs=1e-6)
     assert [node.replica.state().measured_on for node in nodes] == [plain.state().measured_on, None], "whose data it is"
+
+
+def served(node: StageInTest, work: Callable[[], T]) -> T:
+    """What comes of it, while a node of the next stage answers."""
+    stop = threading.Event()
+    serving = threading.Thread(target=node.train, args=(0, stop))
+    serving.start()
+    try:
+        return work()
+    finally:
+        stop.set()
+        serving.join()
+
+
+def test_weights_that_a_stage_only_tries_are_not_what_the_next_one_measures_with() -> None:
+    """As those of a peer, and random ones, when a state is tried; those without a swap, when it is judged."""
+    first, last = chain(staged_run(2))
+    honest = served(last, first.replica.evaluate)
+    state = torch.zeros(2 * first.replica.parameters).numpy().tobytes()
+    trial = served(last, lambda: first.replica.try_state(state))
+    first.replica.theta.mul_(3)
+    served(last, first.replica.losses)
+    assert abs(trial.theirs - honest) > 1e-3
+    assert last.replica.evaluate() == pytest.approx(honest, abs=1e-6)
 
 
 def test_a_stage_that_has_done_its_work_answers_without_learning() -> None:

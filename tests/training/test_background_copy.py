@@ -129,11 +129,11 @@ class Life:
         self.asked: list[tuple[Future[Any], Any]] = []
         """The answers, and what they must be."""
 
-    def _evaluated(self) -> float:
+    def _evaluated(self, tries: bool = False) -> float:
         """θ may be another for so long: the copies' threads get a turn just then."""
         if isinstance(self.replica.copies, HeldUp) and not torch.equal(self.replica.theta, self._before):
             self.replica.copies.go_on()
-        return self._evaluate()
+        return self._evaluate(tries)
 
     def act(self, what: str, at: int) -> None:  # noqa: PLR0912 - one for each kind
         replica, self._before = self.replica, self.replica.theta.clone()

@@ -20,6 +20,7 @@ micro_batches = st.builds(
     st.integers(1, MAX_EXAMPLES),
     st.floats(0.5, 100, width=32),
     st.booleans(),
+    tries=st.booleans(),
 )
 frames = (
     micro_batches

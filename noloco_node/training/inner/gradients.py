@@ -254,8 +254,9 @@ class Gradients:
             self._loss(batch)
         return sum(storage.nbytes() for at, storage in kept.items() if at not in weights)
 
-    def evaluate(self) -> float:
-        """Loss on the task's held-out data. Raises ShortOfMemory, NotMeasured."""
+    def evaluate(self, tries: bool = False) -> float:
+        """Loss on the task's held-out data. `tries`: of weights that may not stay, which other nodes have to know where
+        this is one stage (stages/passes.py). Raises ShortOfMemory, NotMeasured."""
         return self._measured(lambda: float(self._task.evaluate(self._module, self._micro.size)))
 
     def loss(self, batch: Batch) -> float:
