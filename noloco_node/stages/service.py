@@ -329,13 +329,17 @@ class StageService(StageServicer):
             self._misbehaved(peer, "wrong_gradient")
 
     async def _measured(self, micro: Sent, payload: bytes) -> Answer | None:
-        """The loss of held-out data, by three peers that are the same each time; None: they do not say the same."""
+        """The loss of held-out data, by three peers that are the same each time; None: they do not say the same. Of
+        fewer the first one's counts, but each gets what it is to measure with: who has it from one caller alone would
+        have nothing when that one leaves."""
         peers = self._routes.fixed(self._rank, asyncio.get_running_loop().time(), LEAST_COMPARED)
-        if len(peers) < LEAST_COMPARED or not self._may_send():
-            return (await self._try_peers(micro, payload))[1]
+        few = len(peers) < LEAST_COMPARED or not self._may_send()
         losses = dict[str, float]()
-        calls = [self._own(self._measure(peer, micro, payload, losses)) for peer in peers]
+        asked = peers if not few else [] if micro.tries else peers[1:]
+        calls = [self._own(self._measure(peer, micro, payload, losses)) for peer in asked]
         try:
+            if few:
+                return (await self._try_peers(micro, payload))[1]
             for each in asyncio.as_completed(calls):
                 await each
                 if (loss := believed(losses.values())) is not None:
@@ -351,7 +355,7 @@ class StageService(StageServicer):
 
     async def _measure(self, peer: str, micro: Sent, payload: bytes, losses: dict[str, float]) -> None:
         """Put what this peer says into `losses`, if it answers in time."""
-        while time.monotonic() < micro.until:
+        while time.monotonic() < micro.until and self._may_send():
             try:
                 losses[peer] = (await self._try_peer(peer, micro, payload)).loss
             except PeerRefused:

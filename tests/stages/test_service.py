@@ -45,8 +45,9 @@ class Node:
         self.service._task = StageTask(PART, PART, at, self.service, self.service.letters)
         self.service.begin(StageTerms(RUN_ID, "fp32"))
 
-    def sends(self, within_s: float = 5.0, *, evaluates: bool = False) -> Sent:
-        micro = Sent(7, torch.ones(2, *PART.activations), PART.some_targets(2), evaluates, time.monotonic() + within_s)
+    def sends(self, within_s: float = 5.0, *, evaluates: bool = False, tries: bool = False) -> Sent:
+        what, until = (torch.ones(2, *PART.activations), PART.some_targets(2)), time.monotonic() + within_s
+        micro = Sent(7, *what, evaluates, until, tries=tries)
         self.service.send(micro)
         return micro
 
@@ -111,18 +112,34 @@ async def test_of_held_out_data_only_the_loss_comes_back_and_the_route_is_the_sa
     await trio.start()
     went = set()
     for _ in range(6):
-        trio.first.sends(evaluates=True)
+        trio.first.sends(evaluates=True, tries=True)
         done, _ = await asyncio.wait(
             [asyncio.create_task(node.letter()) for node in (trio.one, trio.two)],
             return_when=asyncio.FIRST_COMPLETED,
         )
         asked = done.pop().result()
-        assert isinstance(asked, Asked) and asked.evaluates
+        assert isinstance(asked, Asked) and asked.evaluates and asked.tries
         went.add("one" if trio.one.service._held.callers else "two")
         asked.answer.set_result(Answer(2.0, None))
         came = await trio.first.letter()
         assert isinstance(came, Answered) and came.answer == Answer(2.0, None)
     assert len(went) == 1
+
+
+async def test_of_two_peers_each_gets_what_it_is_to_measure_with_and_the_same_one_counts(trio: Trio) -> None:
+    await trio.start()
+    says = {trio.one: 2.0, trio.two: 3.0}
+    answering = [asyncio.create_task(answer_held_out(node, loss)) for node, loss in says.items()]
+    losses = set()
+    for sent in range(1, 4):
+        trio.first.sends(evaluates=True)
+        came = await trio.first.letter()
+        assert isinstance(came, Answered)
+        losses.add(came.answer.loss)
+        await comes(lambda sent=sent: all(node.service.totals.answered == sent for node in says))  # type: ignore[misc]
+    for task in answering:
+        task.cancel()
+    assert len(losses) == 1
 
 
 async def test_a_peer_that_dies_does_not_lose_the_micro_batch(trio: Trio) -> None:
