@@ -639,8 +639,9 @@ class TrainingNode(BaseNode):
         if self._life.stood_still and training and self._rounds.partner is None:
             self._handle(lifecycle.Signal.LEFT_BEHIND if self._is_behind() else lifecycle.Signal.KEPT_UP)
         if self._run and self._author and self._thread:
-            if self._own_stage.update(self._membership.seen.values(), self._stats.round, self._run.rounds):
-                self._thread.amend(self._run.rounds, ended=True)  # no micro-batch comes any more
+            rounds, own_end = self._run.rounds, self._stats.rounds_target or self._run.rounds
+            if self._own_stage.update(self._membership.seen.values(), self._stats.round, own_end, rounds):
+                self._thread.amend(rounds, ended=True)  # no micro-batch comes any more
             self._move_where_thin(self._author.rules)
 
     # ---- the volunteer's limits ----

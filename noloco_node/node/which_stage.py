@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from noloco_node.base import atomic_files
-from noloco_node.base.states import ON_THE_WAY, NodeState
+from noloco_node.base.states import AT_WORK, ON_THE_WAY, NodeState
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host.config import NodeConfig
 from noloco_node.peers.record import PeerRecord
@@ -107,9 +107,16 @@ def has_begun(others: Collection[PeerRecord]) -> bool:
     return 2 * sum(known) > len(known)
 
 
-def stage_before(at: Position, others: Collection[PeerRecord]) -> list[PeerRecord]:
-    """Nobody, for the first one, whatever a record says."""
-    return [] if at.first else [record for record in others if record.stage == at.number - 1]
+def stage_before(at: Position, others: Collection[PeerRecord], rounds: int, idle_s: float) -> list[PeerRecord]:
+    """Nobody, for the first one, whatever a record says. Nor who finished before `rounds` though it had more to do: its
+    volunteer's --rounds end no other node's run."""
+    if at.first:
+        return []
+    before = [record for record in others if record.stage == at.number - 1]
+    trains = any(r.stage < at.number - 1 and r.state in AT_WORK and r.round < rounds for r in others)
+    if at.number > 2 and not (trains and idle_s <= IDLE_S):
+        return before  # those before them have ended, or send nothing
+    return [record for record in before if record.state != NodeState.FINISHED or record.round >= rounds]
 
 
 def are_done(

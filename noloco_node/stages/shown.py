@@ -4,7 +4,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Set
 from dataclasses import dataclass
 
-from noloco_node.base.states import HELD_BACK, ON_THE_WAY, SERVES_STAGE
+from noloco_node.base.states import HELD_BACK, ON_THE_WAY, SERVES_STAGE, NodeState
 from noloco_node.peers.record import PeerRecord
 from noloco_node.stages.part import Position
 from noloco_node.stages.passes import Counts
@@ -103,9 +103,11 @@ def health(
     for record in seen:
         states[record.stage].add(record.state)
     every = range(1, at.stages + 1)
-    if found := [
-        _standing(at, stage, states[stage]) for stage in every if not states[stage] & (SERVES_STAGE | ON_THE_WAY)
-    ]:
+    working = SERVES_STAGE | ON_THE_WAY
+    stand = [stage for stage in every if not states[stage] & working]
+    if state != NodeState.FINISHED and states[1] & working == {NodeState.FINISHED}:
+        stand = [1, *stand]  # what has finished there sends nothing
+    if found := [_standing(at, stage, states[stage]) for stage in stand]:
         return tuple(found)
     late = sum(were_late)
     if len(were_late) < LEAST_JUDGED or 2 * late <= len(were_late) or not all(states[n] & SERVES_STAGE for n in every):
@@ -130,6 +132,12 @@ def _standing(at: Position, stage: int, states: Set[str]) -> Health:
             "warning",
             f"{whose}: whoever holds it pauses or has used up the day's quota, so nothing is trained",
             f"wait for them, or let another node hold it: `noloco-node join --stage {stage}`",
+        )
+    if NodeState.FINISHED in states:
+        return Health(
+            "warning",
+            f"{whose}: whoever holds it has done its rounds, so nothing is trained",
+            f"let another node hold it: `noloco-node join --stage {stage}`",
         )
     return Health(
         "error",

@@ -65,7 +65,7 @@ class Chain:
     def look(self) -> None:
         for at, node in enumerate(self.nodes):
             seen = [holders(1, 2, 3, state=each.own.shown(each.state))[k] for k, each in enumerate(self.nodes)]
-            node.own.update(seen[:at] + seen[at + 1 :], 0, RUN.rounds)
+            node.own.update(seen[:at] + seen[at + 1 :], 0, RUN.rounds, RUN.rounds)
 
     async def passes(self, within_s: float = 10.0) -> bool:
         """Whether three micro-batches come through the first stage meanwhile."""

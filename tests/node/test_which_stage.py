@@ -159,8 +159,22 @@ def test_one_peer_alone_does_not_end_the_run_of_a_node_that_is_in_the_middle_of_
 
 def test_before_the_first_stage_is_nobody_whatever_a_record_says() -> None:
     others = [*seen(a=3), *holders(0, state="finished")]
-    assert which_stage.stage_before(Position(0, 2), others) == []
-    assert [record.peer_id for record in which_stage.stage_before(Position(1, 2), others)] == ["a"]
+    assert which_stage.stage_before(Position(0, 2), others, 9, 0.0) == []
+    assert [record.peer_id for record in which_stage.stage_before(Position(1, 2), others, 9, 0.0)] == ["a"]
+
+
+def test_who_finished_early_by_its_own_rounds_ends_no_other_nodes_run() -> None:
+    early, whole = replace(seen(a=-1)[0], round=20), replace(seen(b=-1)[0], round=400)
+
+    def before(of: int, *others: PeerRecord, rounds: int = 400, idle_s: float = 0.0) -> list[PeerRecord]:
+        return which_stage.stage_before(Position(of - 1, 3), others, rounds, idle_s)
+
+    assert before(2, early) == [] and before(2, whole) == [whole] and before(2, early, *seen(c=30)) == seen(c=30)
+    assert before(2, early, rounds=20) == [early], "this node does no more rounds either"
+    middle = replace(early, stage=2)
+    assert before(3, middle, *seen(c=30)) == [], "its stage before goes on"
+    assert before(3, middle, whole) == [middle] == before(3, middle), "nothing comes to it any more"
+    assert before(3, middle, *seen(c=400)) == [middle] == before(3, middle, *seen(liar=30), idle_s=LONG)
 
 
 def test_a_run_has_begun_when_most_say_so() -> None:

@@ -53,6 +53,14 @@ def test_a_stage_that_nobody_holds_is_an_error_until_somebody_is_on_the_way() ->
     assert says("training", "training", "finished") == ()
 
 
+def test_a_first_stage_that_has_done_its_rounds_sends_nothing() -> None:
+    """As by --rounds, in the middle of a run: who holds the next stage waits for somebody else."""
+    (finding,) = says("finished", "training", "training", stage=2)
+    assert (finding.level, "--stage 1" in finding.remedy) == ("warning", True)
+    assert finding.text == "stage 1 of 3: whoever holds it has done its rounds, so nothing is trained"
+    assert says("finished", "training", "finished", stage=3) == () == says("finished", "training", "training")
+
+
 @pytest.mark.parametrize("state", ["paused", "solo"])
 def test_a_stage_whose_nodes_are_held_back_by_their_volunteers_is_not_lost(state: str) -> None:
     """Its weights are there: nobody has to look for a node that held it."""
