@@ -108,7 +108,8 @@ def build(  # noqa: PLR0913
     try:
         token_cache.prune(sources.cache)  # never the one of this run, which has just been used
         rehearse(run.outer.codec, replica.phi.device)
-        replica.try_out(losses=run.model.task is not None and brought is None)
+        # others have to do with the losses of a stage
+        replica.try_out(losses=run.model.task is not None and brought is None and part is None)
     except BaseException:
         replica.close()
         raise
