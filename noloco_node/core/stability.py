@@ -15,7 +15,7 @@ that matrix's spectral radius, here the *variance factor* of a round, is below 1
 to be below `largest_beta`, the bound for κ = 1. The NoLoCo paper (arXiv 2506.10911) bounds the mean of φ alone,
 α < γ < sqrt(2 + α²); that is neither necessary nor sufficient: α = 0.9, γ = 1 lies inside it and diverges.
 
-Knows no tensors and imports neither torch nor numpy: a manifest is checked with it before anything heavy is loaded.
+Knows no tensors and loads neither torch nor numpy: a manifest is checked with it before anything heavy is loaded.
 """
 
 import math
@@ -48,22 +48,10 @@ def check(alpha: float, beta: float, gamma: float) -> None:
 
 
 def variance_factor(alpha: float, gamma: float, b: float = 0.0) -> float:
-    """By how much a round multiplies the variance between replicas, in the long run: below 1 is stable.
+    """By how much a round multiplies the variance between replicas, in the long run: below 1 is stable."""
+    import numpy as np  # late: only an error says it
 
-    The map carries covariances to covariances, so its spectral radius is itself an eigenvalue and the largest real
-    root of the characteristic polynomial. To the right of it that polynomial rises and is convex: Newton's method
-    from above converges to it without overshooting.
-    """
-    matrix = moment_matrix(alpha, gamma, b)
-    trace, minors, determinant = _characteristic(matrix)
-    root = max(sum(abs(entry) for entry in row) for row in matrix)  # no eigenvalue exceeds a norm
-    for _ in range(200):  # a double root halves the error a step, others converge in about ten
-        value = ((root - trace) * root + minors) * root - determinant
-        slope = (3 * root - 2 * trace) * root + minors
-        if value <= 0 or slope <= 0:
-            break
-        root -= value / slope
-    return root
+    return float(np.abs(np.linalg.eigvals(moment_matrix(alpha, gamma, b))).max())
 
 
 def largest_gamma(alpha: float) -> float:
@@ -96,18 +84,6 @@ def moment_matrix(alpha: float, gamma: float, b: float = 0.0) -> Matrix:
         (others - own * (1 - own), alpha * (1 - 2 * own), kept),
         (others + own * own, -2 * own * alpha, kept),
     )
-
-
-def _characteristic(m: Matrix) -> tuple[float, float, float]:
-    """Trace, sum of the principal 2×2 minors, determinant: x³ − trace x² + minors x − determinant."""
-    trace = m[0][0] + m[1][1] + m[2][2]
-    minors = sum(m[i][i] * m[j][j] - m[i][j] * m[j][i] for i, j in ((0, 1), (0, 2), (1, 2)))
-    determinant = (
-        m[0][0] * (m[1][1] * m[2][2] - m[1][2] * m[2][1])
-        - m[0][1] * (m[1][0] * m[2][2] - m[1][2] * m[2][0])
-        + m[0][2] * (m[1][0] * m[2][1] - m[1][1] * m[2][0])
-    )
-    return trace, minors, determinant
 
 
 def _stable_alpha(gamma: float) -> str:

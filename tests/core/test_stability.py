@@ -1,4 +1,4 @@
-"""The stability condition against its known figures, numpy's eigenvalues, and replicas really paired at random.
+"""The stability condition against its known figures, and replicas really paired at random.
 
 The noisy quadratic is the NoLoCo paper's own setting (arXiv 2506.10911, section 4): each replica runs stochastic
 gradient descent on ½ (θ − θ*)² with gradient noise, and meets random partners.
@@ -30,10 +30,8 @@ def test_known_figures(alpha, limit, factor):
 
 
 @given(st.floats(0, 0.99), st.floats(0.01, 3))
-def test_the_factor_is_the_spectral_radius_and_crosses_one_at_the_limit(alpha, gamma):
-    matrix = np.array(stability.moment_matrix(alpha, gamma))
+def test_the_factor_crosses_one_at_the_limit(alpha, gamma):
     factor = stability.variance_factor(alpha, gamma)
-    assert factor == pytest.approx(np.abs(np.linalg.eigvals(matrix)).max(), rel=1e-5)
     limit = stability.largest_gamma(alpha)
     if abs(gamma / limit - 1) > 1e-3:
         assert (factor < 1) == (gamma < limit)
