@@ -4,17 +4,12 @@ free; in an evaluation the same one each time. Pure: time and chance are argumen
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
+from random import Random
 
 MOST_FREE = 4
 """What counts of a peer's free places: while they have as many, all are drawn alike; who claims more gains nothing."""
 BACK_OFF_S, MOST_BACK_OFF_S = 1.0, 30.0
 """How long a peer that did not answer is left out; twice as long each time."""
-
-
-class Random(Protocol):
-    def random(self) -> float: ...
-    def choices(self, population: list[str], weights: list[float]) -> list[str]: ...
 
 
 @dataclass(slots=True)

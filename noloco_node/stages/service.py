@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from random import Random
 from statistics import median
 from typing import Any, Protocol
 
@@ -39,7 +40,7 @@ from noloco_node.stages.held import Held
 from noloco_node.stages.letters import Answer, Answered, Asked, Letter, Lost, LostMicroBatch, Sent
 from noloco_node.stages.part import Position, part_of
 from noloco_node.stages.passes import DEADLINE_S, StageTask
-from noloco_node.stages.routes import Random, Routes
+from noloco_node.stages.routes import Routes
 from noloco_node.stages.shown import LinkTotals, MicroBatchRate
 from noloco_node.training.task import Task
 from noloco_node.transport.base import HUNG_UP, peer_faults, taken

@@ -35,7 +35,6 @@ class CastConversation:
         return payload
 
     def receive(self, payload: Payload) -> Received:
-        self.stats.received_bytes += len(payload)
         theirs = _decode(payload, self._mine)
         c = outer.correction(self._mine.float(), theirs.float())
         if not c.isfinite().all():  # as it is whenever an element of theirs is not

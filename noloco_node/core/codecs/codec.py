@@ -38,7 +38,7 @@ class Received:
     unit: Tensor | None = None
     """Each block of the correction is a whole number of these, one for each block; None: the codec has no such unit."""
     most: int | None = None
-    """Of these units in an element; None: not known."""
+    """The largest number of units in one element; None: not known."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,6 @@ class CodecStats:
     missed: int = 0
     """Blocks sent again: out of the agreed range, and not repairable."""
     sent_bytes: int = 0
-    received_bytes: int = 0
     difference: float = 0.0
     """Σ (u_j − u_i)² over the elements sent in full."""
     error: float = 0.0

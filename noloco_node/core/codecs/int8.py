@@ -49,7 +49,6 @@ class Int8Conversation:
         return payload
 
     def receive(self, payload: Payload) -> Received:
-        self.stats.received_bytes += len(payload)
         count, size = len(self._exponents), len(self._u)
         check_length(payload, count + size)
         exponents = np.frombuffer(payload, np.int8, count).astype(np.int32)

@@ -123,7 +123,6 @@ class LatticeConversation:
         return self._send(self._wish.pack())
 
     def receive(self, payload: Payload) -> Received:
-        self.stats.received_bytes += len(payload)
         return self._turn(payload)
 
     # ---- turn by turn ----
