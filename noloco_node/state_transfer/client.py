@@ -215,8 +215,8 @@ async def _header(stream: AsyncIterator[pb.StateFrame], pace: Traffic, watcher: 
                 return header
             case wire.StatePlace(place):
                 watcher.queued(place)
-            case wire.Refusal(code, retry_in_s):
-                raise PeerRefused(code.reason, retry_in_s)
+            case wire.Refusal(code):
+                raise PeerRefused(code.reason)
             case wire.StateChunk():
                 raise PeerMisbehaved("bad_state", "bytes before a header")
 

@@ -69,7 +69,7 @@ class StateCopies:
 
     def __init__(self, owner: StateOwner, round: Callable[[], int]) -> None:
         """`round`: the one that this node is in now."""
-        self._owner, self._round = owner, round
+        self.owner, self._round = owner, round
         self._held: list[StateCopy] = []
         self._taking: asyncio.Task[StateCopy] | None = None
         self._hashing = asyncio.Lock()
@@ -110,7 +110,7 @@ class StateCopies:
         idle = [copy for copy in self._held if not copy.users]
         if idle and len(self._held) >= MAX_COPIES:
             self._held.remove(idle[0])
-        round_, numbers = await asyncio.wrap_future(self._owner.live_state())
+        round_, numbers = await asyncio.wrap_future(self.owner.live_state())
         loop = asyncio.get_running_loop()
         copy = StateCopy(round_, numbers, loop.time())
         self._held.append(copy)

@@ -10,12 +10,13 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
 
 from noloco_node.base.peer_names import name_of
-from noloco_node.errors import NolocoError, PeerFault, PeerMisbehaved, PeerRefused
+from noloco_node.errors import NolocoError, PeerFault, PeerRefused
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.host.traffic import Traffic
 from noloco_node.run.admission import Refuses, refuses_nobody
@@ -33,8 +34,7 @@ AT_ONCE, OF_PLACE = 4, 2
 """More at a time would make each slower and none end earlier; and of these from one place (base/places.py), so that
 slow readers of one host leave turns for others."""
 MAX_WAITING = 32
-BUSY_S = 60.0
-"""When to try again, for callers beyond that: the place that has most in the queue gives one up for another place."""
+"""Beyond that, the place that has most in the queue gives one up for another place."""
 SAY_PLACE_S = 10.0
 """How often a waiting caller is sent its place: more often than its timeout for one frame (client.FRAME_S)."""
 LEAST_BYTES_S = MIN_RATE_BYTES_S / 2
@@ -208,7 +208,6 @@ class StateService(StateServicer):
         self._caller, self._place = caller, place or caller
         self._eval_loss = eval_loss
         self._samples = _Samples()
-        self._owner: StateOwner | None = None
         self._round = round
         self._pace = pace or Traffic()
         self._reserved = ReservedBytes(refuses)
@@ -218,84 +217,82 @@ class StateService(StateServicer):
         self._queue = DownloadQueue()
 
     def begin(self, terms: StateTerms, owner: StateOwner, refuses_peer: Refuses = refuses_nobody) -> None:
-        self._terms, self._owner, self._refuses_peer = terms, owner, refuses_peer
+        self._terms, self._refuses_peer = terms, refuses_peer
         self._copies = StateCopies(owner, self._round)
 
     async def Progress(self, request: pb.StateRequest, context: Any) -> pb.StateProgress:  # noqa: N802
-        asked = self._understood(self._caller(context), request)
-        if isinstance(asked, wire.Refusal):
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, asked.code.reason)
+        try:
+            self._agreed(self._caller(context), wire.decode_state_request(request))
+        except NolocoError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _code(error).reason)
         return pb.StateProgress(round=self._round())
 
     async def Sample(self, request: pb.SampleRequest, context: Any) -> pb.StateSample:  # noqa: N802
         try:
             sample = await self._sample(self._caller(context), self._place(context), request)
-        except PeerFault as fault:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, fault.reason)
         except NolocoError as error:
-            log.info("no sample of the state: %s", error)
-            await context.abort(grpc.StatusCode.UNAVAILABLE, wire.Code.LEAVING.reason)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _code(error).reason)
         await self._pace.sending(sample.ByteSize())
         return sample
 
     async def _sample(self, peer: str, place: str, request: pb.SampleRequest) -> pb.StateSample:
         """Raises PeerFault, and NolocoError where the training has ended."""
         asked = wire.decode_sample_request(request)
-        if self._owner is None or not self._fits(asked):
-            raise PeerRefused(wire.Code.INCOMPATIBLE.reason)
-        if why := self._refuses_peer(peer, asked.admission):
-            raise PeerRefused(why)
+        copies = self._agreed(peer, asked)
         now = asyncio.get_running_loop().time()
         if self._reserved.too_many(whole=False) or not self._samples.may_have_one(peer, place, now):
             raise PeerRefused(wire.Code.BUSY.reason)
-        round_, blocks = await asyncio.wrap_future(self._owner.sample(asked.blocks))
+        round_, blocks = await asyncio.wrap_future(copies.owner.sample(asked.blocks))
         return wire.encode_sample(wire.StateSample(round_, self._eval_loss(), blocks))
 
     async def Fetch(self, request: pb.StateRequest, context: Any) -> AsyncIterator[pb.StateFrame]:  # noqa: N802
-        peer = self._caller(context)
-        asked = self._understood(peer, request)
-        if not isinstance(asked, wire.Refusal) and self._reserved.too_many():
-            asked = wire.Refusal(wire.Code.PAUSED)
-        ticket = None if isinstance(asked, wire.Refusal) else self._queue.join(peer, self._place(context))
-        if ticket is None or self._copies is None or isinstance(asked, wire.Refusal):
+        peer, ticket = self._caller(context), None
+        try:
+            asked = wire.decode_state_request(request)
+            copies = self._agreed(peer, asked)
+            if self._reserved.too_many():
+                raise PeerRefused(wire.Code.PAUSED.reason)
+            ticket = self._queue.join(peer, self._place(context))
+            if ticket is None:
+                raise PeerRefused(wire.Code.BUSY.reason)
+            reader = _Reader(partial(self._too_slow, ticket))
+            async with aclosing(_answer(asked, copies, ticket, self._reserved)) as frames:
+                async for frame in frames:
+                    message = wire.encode_state(frame)
+                    await self._pace.sending(message.ByteSize())
+                    with reader.taking(message.ByteSize()):
+                        yield message
+        except NolocoError as error:
             with taken():
-                no = asked if isinstance(asked, wire.Refusal) else wire.Refusal(wire.Code.BUSY, retry_in_s=BUSY_S)
-                yield wire.encode_state(no)
-        else:
-            reader = _Reader(lambda: self._too_slow(ticket))
-            try:
-                async with aclosing(_answer(asked, self._copies, ticket, self._reserved)) as frames:
-                    async for frame in frames:
-                        message = wire.encode_state(frame)
-                        await self._pace.sending(message.ByteSize())
-                        with reader.taking(message.ByteSize()):
-                            yield message
-            except NolocoError as error:
-                log.info("no state for %s: %s", peer, error)
-                with taken():
-                    yield wire.encode_state(wire.Refusal(wire.Code.LEAVING))
-            finally:
+                yield wire.encode_state(wire.Refusal(_code(error)))
+        finally:
+            if ticket:
                 self._queue.leave(ticket)
 
     def _too_slow(self, ticket: Ticket) -> None:
         log.info("%s reads the state that it asked for too slowly", ticket.peer)
         self._queue.leave(ticket)
 
-    def _understood(self, peer: str, request: pb.StateRequest) -> wire.StateRequest | wire.Refusal:
-        try:
-            asked = wire.decode_state_request(request)
-        except PeerMisbehaved as fault:
-            log.debug("a request for the state: %s", fault)
-            return wire.Refusal(wire.Code.INCOMPATIBLE)
-        if self._terms is None:
-            return wire.Refusal(wire.Code.BUSY, retry_in_s=1.0)
-        if not self._fits(asked):
-            return wire.Refusal(wire.Code.INCOMPATIBLE)
-        why = self._refuses_peer(peer, asked.admission)
-        return wire.Refusal(wire.Code[why.upper()]) if why else asked
+    def _agreed(self, peer: str, asked: wire.StateRequest | wire.SampleRequest) -> StateCopies:
+        """Raises PeerRefused where this peer is not served."""
+        if self._copies is None:
+            raise PeerRefused(wire.Code.BUSY.reason)
+        if asked.protocol != PROTOCOL or StateTerms(asked.run_id, asked.layout) != self._terms:
+            raise PeerRefused(wire.Code.INCOMPATIBLE.reason)
+        if why := self._refuses_peer(peer, asked.admission):
+            raise PeerRefused(why)
+        return self._copies
 
-    def _fits(self, asked: wire.StateRequest | wire.SampleRequest) -> bool:
-        return asked.protocol == PROTOCOL and StateTerms(asked.run_id, asked.layout) == self._terms
+
+def _code(error: NolocoError) -> wire.Code:
+    """What the caller is told. What is its own fault is not logged for all to see: it could fill the log."""
+    log.log(logging.DEBUG if isinstance(error, PeerFault) else logging.INFO, "no state for a peer: %s", error)
+    match error:
+        case PeerRefused():
+            return wire.Code[error.reason.upper()]
+        case PeerFault():  # what came is no request
+            return wire.Code.INCOMPATIBLE
+    return wire.Code.LEAVING
 
 
 async def _answer(
@@ -305,8 +302,7 @@ async def _answer(
         yield wire.StatePlace(place)
         await ticket.changed()
     if place is None:
-        yield wire.Refusal(wire.Code.BUSY, retry_in_s=BUSY_S)
-        return
+        raise PeerRefused(wire.Code.BUSY.reason)
     making = asyncio.create_task(copies.version(asked.root, asked.coding))
     try:
         while not (await asyncio.wait({making}, timeout=SAY_PLACE_S))[0]:
@@ -315,12 +311,10 @@ async def _answer(
         making.cancel()  # no harm to one that is done
     copy, version = making.result()
     if reserved.too_many():  # others may have used the day's quota while this one waited
-        yield wire.Refusal(wire.Code.PAUSED)
-        return
+        raise PeerRefused(wire.Code.PAUSED.reason)
     first = asked.fragment if asked.root == version.root else 0
     if first > state_format.fragments(version.total_bytes):
-        yield wire.Refusal(wire.Code.INCOMPATIBLE)
-        return
+        raise PeerRefused(wire.Code.INCOMPATIBLE.reason)
     name, digest = name_of(ticket.peer), version.root.hex()[:12]
     log.info("sending %s the state of round %d (version %s)", name, version.round, digest)
     start = first * state_format.fragment_bytes(version.total_bytes)
