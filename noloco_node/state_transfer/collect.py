@@ -84,6 +84,9 @@ class Collector:
         self._slowest = min(SLOWEST_BYTES_S, rate_bytes_s / 2 if rate_bytes_s else SLOWEST_BYTES_S)
         self._place_of = place_of
         self._busy = False
+        self._own: OwnState  # from here on: of the collection under way
+        self.view = GatherView()
+        """What has arrived so far."""
 
     async def gather(
         self,
@@ -100,19 +103,20 @@ class Collector:
             yield GatherView(failure="another export is fetching states through this node: wait for it")
             return
         self._busy = True
-        work = _Work(own, self._channel, self._pace, self._has_room, self._slowest)
-        collecting = asyncio.create_task(self._gather(work, owner, there, peers, stages))
+        self._own = own
+        self.view = GatherView(run_id=own.terms.run_id.hex(), layout=own.terms.layout.hex(), doing="this node's state")
+        collecting = asyncio.create_task(self._gather(owner, there, peers, stages))
         try:
             while not (await asyncio.wait({collecting}, timeout=SAY_S))[0]:
-                yield work.view
+                yield self.view
             try:
                 collecting.result()
             except NolocoError as error:
-                work.view = replace(work.view, failure=str(error), exit_code=error.exit_code)
-            yield replace(work.view, done=True)
+                self.view = replace(self.view, failure=str(error), exit_code=error.exit_code)
+            yield replace(self.view, done=True)
         finally:
             try:
-                if not collecting.done() or work.view.failure:
+                if not collecting.done() or self.view.failure:
                     collecting.cancel()
                     await asyncio.wait({collecting})
                     shutil.rmtree(self._home, ignore_errors=True)
@@ -121,13 +125,12 @@ class Collector:
 
     async def _gather(
         self,
-        work: "_Work",
         owner: StateOwner,
         there: Collection[PeerRecord],
         peers: int,
         stages: Sequence[OtherStage],
     ) -> None:
-        me = work.own
+        me = self._own
         oldest = me.round - STALE_ROUNDS
         donors = self._in_turn(there, me, peers, oldest)
         sizes = [me.parameters] * (1 + min(peers, len(donors)))
@@ -137,18 +140,18 @@ class Collector:
         round_, numbers = await asyncio.wrap_future(owner.live_state())
         if not await asyncio.to_thread(client.is_finite, numbers):
             raise NonFinite("this node's own weights hold NaN or Inf: average others, through another node")
-        await work.keep(folder, me.peer_id, me.step, LiveState(round_, numbers))
+        await self._keep(folder, me.peer_id, me.step, LiveState(round_, numbers))
         for donor in donors:
-            if len(work.view.states) > peers:
+            if len(self.view.states) > peers:
                 break
-            await work.take(folder, donor, None, oldest)
+            await self._take(folder, donor, None, oldest)
         for stage in stages:
-            before, oldest = len(work.view.states), self._oldest(stage, me)
+            before, oldest = len(self.view.states), self._oldest(stage, me)
             for donor in self._in_turn(stage.there, me, peers, oldest):
-                if len(work.view.states) - before >= peers:
+                if len(self.view.states) - before >= peers:
                     break
-                await work.take(folder, donor, stage, oldest)
-        if len(work.view.states) == 1:
+                await self._take(folder, donor, stage, oldest)
+        if len(self.view.states) == 1:
             raise SwarmUnreachable(
                 "no other node sent its state: see `noloco-node peers`, or leave --average out to export this one's"
             )
@@ -184,45 +187,29 @@ class Collector:
         except OSError as error:
             raise cannot_write(self._home, error) from error
 
-
-class _Work:
-    """What has arrived so far."""
-
-    def __init__(
-        self,
-        own: OwnState,
-        channel: Callable[[str], grpc.aio.Channel],
-        pace: Traffic,
-        has_room: Callable[[int], bool],
-        slowest: float,
-    ) -> None:
-        self.own = own
-        self.view = GatherView(run_id=own.terms.run_id.hex(), layout=own.terms.layout.hex(), doing="this node's state")
-        self._channel, self._pace, self._has_room, self._slowest = channel, pace, has_room, slowest
-
-    async def take(self, folder: Path, donor: PeerRecord, stage: OtherStage | None, oldest: int) -> None:
+    async def _take(self, folder: Path, donor: PeerRecord, stage: OtherStage | None, oldest: int) -> None:
         """One donor's, if it sends it and is not of a round before `oldest`. Raises DiskFull, UsageError."""
-        terms, parameters = (stage or self.own).terms, (stage or self.own).parameters
+        terms, parameters = (stage or self._own).terms, (stage or self._own).parameters
         name, download = peer_names.name_of(donor.peer_id), Download(2 * parameters)
         if not self._has_room(download.total_bytes):
             self._skip(name, "the day's download has no room for its state; --daily-download allows more")
             return
-        attempt = _Attempt(self, name, oldest)
+        attempt = _Attempt(self, name, oldest, self._own.budget)
         try:
             async with asyncio.timeout(BEGIN_S + download.total_bytes / self._slowest):
                 state = await client.fetch(self._channel(donor.peer_id), terms, download, attempt, self._pace)
-            await self.keep(folder, donor.peer_id, donor.step, state, stage)
+            await self._keep(folder, donor.peer_id, donor.step, state, stage)
         except TimeoutError:
             self._skip(name, "too slow")
         except PeerFault as fault:
             self._skip(name, fault.reason.replace("_", " "))
 
-    async def keep(
+    async def _keep(
         self, folder: Path, peer_id: str, step: int, state: LiveState, stage: OtherStage | None = None
     ) -> None:
         """Raises DiskFull, UsageError."""
         path = folder / f"{len(self.view.states)}.f32"
-        phi = state.data[: _PLACE_BYTES * (stage or self.own).parameters]
+        phi = state.data[: _PLACE_BYTES * (stage or self._own).parameters]
         await asyncio.to_thread(_write, path, phi)
         kept = GatheredState(str(path), peer_id, state.round, step, stage.terms.layout.hex() if stage else "")
         self.view = replace(self.view, states=(*self.view.states, kept))
@@ -235,8 +222,8 @@ class _Work:
 class _Attempt:
     """One download: checks the donor's round, and shows progress."""
 
-    def __init__(self, work: _Work, name: str, oldest: int) -> None:
-        self._work, self._name, self._oldest = work, name, oldest
+    def __init__(self, collector: Collector, name: str, oldest: int, budget: int) -> None:
+        self._collector, self._name, self._oldest, self._budget = collector, name, oldest, budget
         self._words = client.DownloadProgress()
         self._say("")
 
@@ -244,7 +231,7 @@ class _Attempt:
         self._say(f", {place} before us" if place else ", which copies it")
 
     async def check_round(self, round: int) -> None:
-        if round > self._work.own.budget:
+        if round > self._budget:
             raise PeerMisbehaved("bad_round", f"{round}")
         if round < self._oldest:
             raise PeerFault("old_state", f"of round {round}")
@@ -253,7 +240,7 @@ class _Attempt:
         self._say(f", {self._words(done_bytes, total_bytes)}")
 
     def _say(self, how_far: str) -> None:
-        self._work.view = replace(self._work.view, doing=f"state from {self._name}{how_far}")
+        self._collector.view = replace(self._collector.view, doing=f"state from {self._name}{how_far}")
 
 
 def _write(path: Path, phi: memoryview) -> None:
