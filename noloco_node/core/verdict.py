@@ -77,6 +77,22 @@ class Losses:
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """Losses on held-out data, the same data for all."""
+
+    own: float
+    """Of the weights that the replica has."""
+    theirs: float
+    """Of a peer's slow weights."""
+    later: float
+    """Of those, and what the peer's momentum adds at the next boundary."""
+    added: float
+    """How much that is, relative to the norm of the peer's slow weights: early in a run a loss says little."""
+    new: float
+    """Of the weights that the run began with."""
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     excess: float
     """How much more the loss rose, relatively, than may come swap after swap, or the own batch's. Negative where the

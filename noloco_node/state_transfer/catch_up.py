@@ -21,13 +21,14 @@ import grpc
 
 from noloco_node.base.latest import remember
 from noloco_node.base.states import AT_REST, AT_WORK, ON_THE_WAY
+from noloco_node.core.verdict import Trial
 from noloco_node.errors import NolocoError
 from noloco_node.host.traffic import Traffic
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import choose_donor, cross_check
 from noloco_node.state_transfer.choose_donor import Checks, Others
 from noloco_node.state_transfer.client import LiveState
-from noloco_node.state_transfer.cross_check import CrossCheck, Losses, middle_round
+from noloco_node.state_transfer.cross_check import CrossCheck, middle_round
 from noloco_node.views.status import Health
 from noloco_node.wire.state_format import Coding
 
@@ -69,7 +70,7 @@ class CatchUpNode(Protocol):
     async def sample(self, blocks: Collection[int]) -> bytes:
         """Those blocks of its slow weights."""
 
-    async def try_state(self, state: LiveState) -> Losses:
+    async def try_state(self, state: LiveState) -> Trial:
         """Changes nothing."""
 
     async def adopt(self, state: LiveState) -> None: ...

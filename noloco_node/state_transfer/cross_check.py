@@ -14,13 +14,13 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from statistics import median_low
-from typing import Protocol
 
 import grpc
 import numpy as np
 from numpy.typing import NDArray
 
 from noloco_node.base import peer_names, places
+from noloco_node.core.verdict import Trial
 from noloco_node.errors import PeerFault, PeerMisbehaved
 from noloco_node.host.traffic import Traffic
 from noloco_node.state_transfer import client
@@ -53,31 +53,7 @@ log = logging.getLogger(__name__)
 Weights = NDArray[np.float32]
 
 
-class Losses(Protocol):
-    """On held-out data."""
-
-    @property
-    def own(self) -> float:
-        """Of the weights that this node has."""
-
-    @property
-    def theirs(self) -> float:
-        """Of the donor's slow weights."""
-
-    @property
-    def later(self) -> float:
-        """Of those, when the donor's momentum has moved them once more."""
-
-    @property
-    def added(self) -> float:
-        """How far it moves them, relative to their norm."""
-
-    @property
-    def new(self) -> float:
-        """Of new weights, which this node may have itself."""
-
-
-def doubt(losses: Losses, claimed: float | None, *, new: bool, agreed: bool) -> str | None:
+def doubt(losses: Trial, claimed: float | None, *, new: bool, agreed: bool) -> str | None:
     """Why a state is not to be kept. `claimed`: its donor's own loss; `new`: this node has new weights only; `agreed`:
     nobody has other weights, so that a run which does not learn can be joined too."""
     own, theirs = losses.own, losses.theirs

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from noloco_node.base.validation import unsaveable
 from noloco_node.core.codecs.codec import BLOCK
-from noloco_node.core.verdict import Losses
+from noloco_node.core.verdict import Losses, Trial
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
 from noloco_node.host import gpu_peaks
 from noloco_node.host.config import FULL
@@ -87,22 +87,6 @@ class State:
     """Of the last steps, on average. It shows what harmed the weights since the evaluation."""
     measured_on: str | None = None
     """Of which data they are; None: not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """Losses on held-out data, the same data for all."""
-
-    own: float
-    """Of the weights that the replica has."""
-    theirs: float
-    """Of a peer's slow weights."""
-    later: float
-    """Of those, and what the peer's momentum adds at the next boundary."""
-    added: float
-    """How much that is, relative to the norm of the peer's slow weights: early in a run a loss says little."""
-    new: float
-    """Of the weights that the run began with."""
 
 
 class Saved(Protocol):

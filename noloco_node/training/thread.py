@@ -30,14 +30,14 @@ from noloco_node.base.units import span
 from noloco_node.core import fragments, gpu
 from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.round_events import SWAPPING
-from noloco_node.core.verdict import Course
+from noloco_node.core.verdict import Course, Trial
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
 from noloco_node.host import memory
 from noloco_node.training import mailbox, memory_budget
 from noloco_node.training.inner.gradients import NotMeasured, ShortOfMemory
 from noloco_node.training.mailbox import Done, Failed, Finished, Judged, Mailbox, Message, PhaseEnded, Progress, Ready
 from noloco_node.training.offer import CodecThread, Offer
-from noloco_node.training.replica import Replica, Saved, State, Trial
+from noloco_node.training.replica import Replica, Saved, State
 from noloco_node.training.time_accounts import Spent, TimeAccounts
 
 FRAGMENT_ELEMENTS = 1 << 20

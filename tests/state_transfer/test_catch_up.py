@@ -8,6 +8,7 @@ import pytest
 from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, blocks_of, chunks, header, numbers, record
 from virtual_clock import run_virtual
 
+from noloco_node.core.verdict import Trial
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import catch_up, choose_donor
@@ -21,7 +22,6 @@ from noloco_node.state_transfer.catch_up import (
 )
 from noloco_node.state_transfer.choose_donor import Wanted
 from noloco_node.state_transfer.client import LiveState
-from noloco_node.training.replica import Trial
 from noloco_node.wire import messages as wire
 from noloco_node.wire.state_format import Coding
 

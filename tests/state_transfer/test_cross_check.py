@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_clock import run_virtual
 
+from noloco_node.core.verdict import Trial
 from noloco_node.errors import PeerFault, SwarmUnreachable
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import choose_donor, client, cross_check, server
@@ -22,7 +23,6 @@ from noloco_node.state_transfer.catch_up import CatchUp
 from noloco_node.state_transfer.choose_donor import Wanted
 from noloco_node.state_transfer.client import LiveState, StateTerms
 from noloco_node.state_transfer.cross_check import distance, doubt, middle_round
-from noloco_node.training.replica import Trial
 from noloco_node.wire.peer_pb2_grpc import add_StateServicer_to_server
 
 PARAMETERS = 20_000
