@@ -85,7 +85,8 @@ class FaultyDonor(StateServicer):
     async def Sample(self, request: pb.SampleRequest, context: Any) -> pb.StateSample:  # noqa: N802
         if self.shows is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED)
-        return wire.encode_sample(wire.StateSample(self.round, self.loss, blocks_of(self.shows or b"", request.blocks)))
+        blocks = blocks_of(self.shows or b"", request.blocks)
+        return pb.StateSample(round=self.round, eval_loss=self.loss or 0.0, blocks=blocks)  # `wire` sends no false loss
 
     async def Fetch(  # noqa: N802 (the name is the service's)
         self, request: pb.StateRequest, context: Any
