@@ -21,19 +21,6 @@ from noloco_node.data.stream import TokenStream, spread
 from noloco_node.data.tokens import BYTES, Tokenizer, Tokens
 from noloco_node.run.schema import DataSpec
 
-__all__ = [
-    "NOTHING",
-    "Batches",
-    "Corpus",
-    "Readable",
-    "Sources",
-    "TokenStream",
-    "TokenizerAlone",
-    "Tokens",
-    "load",
-    "standard_library",
-]
-
 NOTHING = Sources()
 """What a volunteer names for a run on the standard library."""
 

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noloco_node.data.corpus import Corpus, Tokens, TokenStream
+from noloco_node.data.corpus import Corpus
+from noloco_node.data.stream import TokenStream
+from noloco_node.data.tokens import Tokens
 from noloco_node.errors import UsageError
 from noloco_node.simulate.settings import Settings
 

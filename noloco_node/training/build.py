@@ -10,6 +10,7 @@ import torch
 
 from noloco_node.core.device import REMEDY, choose_devices, why_no_gpu
 from noloco_node.data import corpus
+from noloco_node.data.sources import Sources
 from noloco_node.errors import UsageError
 from noloco_node.host import memory
 from noloco_node.host.config import FULL
@@ -35,7 +36,7 @@ def build_replica(  # noqa: PLR0913
     moments: str = FULL,
     compiled: bool = False,
     checkpoint_activations: bool | None = None,
-    sources: corpus.Sources = corpus.NOTHING,
+    sources: Sources = corpus.NOTHING,
     corpus: corpus.Readable | None = None,
     part: Callable[[Task], Task] = lambda whole: whole,
     brought: Task | None = None,

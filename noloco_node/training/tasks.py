@@ -9,8 +9,9 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from noloco_node.base.validation import in_one_line
-from noloco_node.data.corpus import NOTHING, Readable, Sources
+from noloco_node.data.corpus import NOTHING, Readable
 from noloco_node.data.corpus import load as load_corpus
+from noloco_node.data.sources import Sources
 from noloco_node.errors import Incompatible, NolocoError, UsageError
 from noloco_node.run.schema import Manifest
 from noloco_node.training.language import Language

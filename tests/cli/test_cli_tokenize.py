@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from noloco_node.cli import main
-from noloco_node.data.corpus import Corpus, Sources, load
+from noloco_node.data.corpus import Corpus, load
+from noloco_node.data.sources import Sources
 from noloco_node.run import toml
 from noloco_node.run.schema import DataSpec
 

@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from noloco_node.data import corpus, stdlib
 from noloco_node.data.parts import is_held_out
+from noloco_node.data.stream import TokenStream
+from noloco_node.data.tokens import Tokens
 from noloco_node.errors import UsageError
 from noloco_node.run.schema import DataSpec
 
 TEXT = np.arange(1000, dtype=np.int64).astype(np.uint8)
 
 
-def stream(length: int = 10, seed: int = 1, peer: str = "a", text: corpus.Tokens = TEXT) -> corpus.TokenStream:
-    return corpus.TokenStream(text, length, seed, peer)
+def stream(length: int = 10, seed: int = 1, peer: str = "a", text: Tokens = TEXT) -> TokenStream:
+    return TokenStream(text, length, seed, peer)
 
 
 # ---- the corpus ----

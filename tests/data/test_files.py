@@ -18,9 +18,10 @@ from replicas import small_run, train
 from texts import jsonl, parquet, texts, tokenizer_json
 
 from noloco_node.data import corpus, files, sources, token_file
-from noloco_node.data.corpus import Corpus, Sources
+from noloco_node.data.corpus import Corpus
 from noloco_node.data.documents import Reading
-from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer
+from noloco_node.data.sources import Sources
+from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer, Tokens
 from noloco_node.errors import DiskFull, UsageError
 from noloco_node.run.schema import DataSpec, Manifest, ModelSpec
 from noloco_node.training.build import build_replica
@@ -42,7 +43,7 @@ def given(folder: Path, *names: Path | str, tokenizer: Path | None = None) -> So
     return Sources(tuple(map(str, names)), tokenizer, folder / "cache")
 
 
-def written(tokens: corpus.Tokens, tokenizer: Tokenizer = BYTES) -> list[str]:
+def written(tokens: Tokens, tokenizer: Tokenizer = BYTES) -> list[str]:
     """The documents that an array of tokens holds."""
     *ends, after = np.flatnonzero(tokens == tokenizer.end).tolist()
     assert after == len(tokens) - 1, "the last one ends too"
@@ -101,7 +102,7 @@ def again_named(folder: Path, kind: str) -> str:
     return str(folder / names.get(kind, "set"))
 
 
-def grid(tokens: corpus.Tokens, length: int, shift: int) -> list[list[int]]:
+def grid(tokens: Tokens, length: int, shift: int) -> list[list[int]]:
     starts = range(shift, shift + (len(tokens) - length) // length * length, length)
     return [tokens[start : start + length + 1].tolist() for start in starts]
 
@@ -203,7 +204,7 @@ def test_memory_stays_small_whatever_the_file(tmp_path: Path) -> None:
         vocabulary, end, digest = BYTES.vocabulary, BYTES.end, BYTES.digest
         most = 0
 
-        def encode(self, given: list[str]) -> list[corpus.Tokens]:
+        def encode(self, given: list[str]) -> list[Tokens]:
             Watched.most = max(Watched.most, sum(map(len, given)))
             return BYTES.encode(given)
 

@@ -22,7 +22,8 @@ from noloco_node.base.identity import Identity
 from noloco_node.base.validation import printable
 from noloco_node.checkpoints import checkpoint
 from noloco_node.cli import main
-from noloco_node.data.corpus import NOTHING, Sources
+from noloco_node.data.corpus import NOTHING
+from noloco_node.data.sources import Sources
 from noloco_node.errors import Incompatible, UsageError
 from noloco_node.host.home import Home
 from noloco_node.publish.hf_folder import byte_tokenizer

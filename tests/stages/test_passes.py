@@ -18,7 +18,7 @@ from stage_swarm import staged_run as run_of_symbols
 from torch import nn
 
 from noloco_node.core.codecs.by_name import codec
-from noloco_node.data import corpus
+from noloco_node.data.stream import TokenStream
 from noloco_node.errors import UsageError
 from noloco_node.run.schema import Manifest, ModelSpec, StagesSpec
 from noloco_node.stages import passes
@@ -49,7 +49,7 @@ def plain_losses(run: Manifest, net: nn.Module, steps: int) -> list[float]:
         {"params": [p for p in net.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=0.0, betas=spec.betas)
-    batches, losses = corpus.TokenStream(small_text().train, length, run.seed, "a"), []
+    batches, losses = TokenStream(small_text().train, length, run.seed, "a"), []
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(spec, step / (run.rounds * spec.steps))

@@ -15,8 +15,8 @@ from torch import nn
 from noloco_node.checkpoints import checkpoint
 from noloco_node.core import outer
 from noloco_node.core.codecs.by_name import codec
-from noloco_node.data import corpus
 from noloco_node.data.corpus import Corpus
+from noloco_node.data.stream import TokenStream
 from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec
@@ -38,7 +38,7 @@ def plain_training(run: Manifest, peer: str) -> list[float]:
     rest = [p for p in net.parameters() if p.dim() < 2]
     groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=0.0, betas=spec.betas, fused=False, foreach=False)
-    batches = corpus.TokenStream(small_text().train, length, run.seed, peer)
+    batches = TokenStream(small_text().train, length, run.seed, peer)
     slow = [p.detach().clone() for p in net.parameters()]
     momentum = [torch.zeros_like(p) for p in slow]
     losses = []
