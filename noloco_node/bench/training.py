@@ -161,7 +161,7 @@ def _plain_loop(run: Manifest, device: torch.device, micro_batch: int) -> Iterat
     stream = corpus.stream(length, run.seed, PEER)
     module = model.build(run.model, corpus.tokenizer.vocabulary, run.seed, length).to(device).train()
     examples = run.inner.batch_tokens // length
-    return plain_loop.train(module, lambda: stream.next(examples), run.inner, run.inner.steps or 0, micro_batch)
+    return plain_loop.train(module, lambda: stream.next(examples)[0], run.inner, run.inner.steps or 0, micro_batch)
 
 
 def in_turn(inner: Replica, run: Manifest, say: Say) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:

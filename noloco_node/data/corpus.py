@@ -35,13 +35,8 @@ class Batches(Protocol):
     def seek(self, position: Any) -> None:
         """Continue at a `position` that was read earlier. ValueError where it is not of this data."""
 
-    def ready(self, sequences: int, within_s: float) -> bool:
-        """Whether `next` can return so many at once; waits for them up to `within_s`."""
-
-    def next(self, sequences: int) -> Tensor:
-        """(sequences, sequence_length + 1): every token but the last is an input, every one but the first a target."""
-
-    def close(self) -> None: ...
+    def next(self, examples: int) -> tuple[Tensor]:
+        """(examples, sequence_length + 1): every token but the last is an input, every one but the first a target."""
 
 
 class Readable(Protocol):

@@ -92,21 +92,21 @@ class HubStream:
         self.close()
         self._start, self._taken = mark, taken
 
-    def ready(self, sequences: int, within_s: float) -> bool:
+    def ready(self, examples: int, within_s: float) -> bool:
         """Whether `next` can return so many at once; waits for them up to `within_s`."""
         until = time.monotonic() + within_s
-        while sum(len(block.tokens) for block in self._ready) <= self._taken + sequences * self._length:
+        while sum(len(block.tokens) for block in self._ready) <= self._taken + examples * self._length:
             block = self._next_block(max(0.0, until - time.monotonic()))
             if block is None:
                 return False
             self._ready.append(block)
         return True
 
-    def next(self, sequences: int) -> Tensor:
-        """(sequences, sequence_length + 1). Waits where the network is slower than training."""
-        while not self.ready(sequences, WAIT_S):
+    def next(self, examples: int) -> tuple[Tensor]:
+        """(examples, sequence_length + 1). Waits where the network is slower than training."""
+        while not self.ready(examples, WAIT_S):
             pass
-        return torch.from_numpy(np.stack([self._row() for _ in range(sequences)]))
+        return (torch.from_numpy(np.stack([self._row() for _ in range(examples)])),)
 
     def close(self) -> None:
         """Stop reading ahead. The position stays, and `next` continues from it."""

@@ -59,32 +59,25 @@ class TokenStream:
             case _:
                 raise ValueError(f"no position in this text: {position}")
 
-    def ready(self, _sequences: int, _within_s: float) -> bool:
-        """Always true: `next` waits for a disk."""
-        return True
-
-    def next(self, sequences: int) -> Tensor:
-        """The next batch, as (sequences, sequence_length + 1): every token but the last is an input, every one but the
+    def next(self, examples: int) -> tuple[Tensor]:
+        """The next batch, as (examples, sequence_length + 1): every token but the last is an input, every one but the
         first a target."""
-        starts = np.fromiter((self._next_start() for _ in range(sequences)), np.int64, sequences)
+        starts = np.fromiter((self._next_start() for _ in range(examples)), np.int64, examples)
         batch = rows(self._tokens, starts, self._length)
-        self._announce(sequences)
-        return batch
+        self._announce(examples)
+        return (batch,)
 
-    def _announce(self, sequences: int) -> None:
+    def _announce(self, examples: int) -> None:
         """Tells the system which windows of a memory-mapped file come next; those of a next epoch are not drawn yet."""
         file = getattr(self._tokens, "_mmap", None)
         if file is None:
             return
         first, each = self._tokens.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data, self._tokens.itemsize
-        for start in self._order[self._index : self._index + sequences].tolist():
+        for start in self._order[self._index : self._index + examples].tolist():
             begin = first + start * each
             page = begin - begin % mmap.PAGESIZE
             with suppress(OSError):  # it is only advice
                 file.madvise(mmap.MADV_WILLNEED, page, begin + (self._length + 1) * each - page)
-
-    def close(self) -> None:
-        """Nothing runs in the background."""
 
     def _next_start(self) -> int:
         if self._index == self._windows:

@@ -26,7 +26,7 @@ class Readers:
 
     def next(self, sequences: int) -> Tensor:
         """Tokens of every replica's next batch, (R, sequences, length + 1)."""
-        return torch.stack([stream.next(sequences) for stream in self._streams])
+        return torch.stack([stream.next(sequences)[0] for stream in self._streams])
 
 
 def own_modules(text: Tokens, replicas: int) -> list[Tokens]:

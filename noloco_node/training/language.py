@@ -58,8 +58,8 @@ class Language:
     def flops_per_token(self, module: nn.Module) -> float | None:
         return model.flops_per_token(module, self.tokens_per_example)
 
-    def stream(self, peer_id: str) -> "Windows":
-        return Windows(self._corpus.stream(self.tokens_per_example, self._seed, peer_id))
+    def stream(self, peer_id: str) -> corpus.Batches:
+        return self._corpus.stream(self.tokens_per_example, self._seed, peer_id)
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         (windows,) = batch
@@ -86,29 +86,6 @@ class Language:
         if self._sample is not None:
             prompt, tokens = self._sample.prompt, self._sample.tokens
             yield from continuation(module, self._corpus.tokenizer, self.tokens_per_example, prompt, tokens=tokens)
-
-
-class Windows:
-    """The windows of a text as a task's stream."""
-
-    def __init__(self, stream: corpus.Batches) -> None:
-        self._stream = stream
-
-    @property
-    def position(self) -> Any:
-        return self._stream.position
-
-    def seek(self, position: Any) -> None:
-        self._stream.seek(position)
-
-    def ready(self, examples: int, within_s: float) -> bool:
-        return self._stream.ready(examples, within_s)
-
-    def next(self, examples: int) -> Batch:
-        return (self._stream.next(examples),)
-
-    def close(self) -> None:
-        self._stream.close()
 
 
 # ---- text that a model writes ----------------------------------------------------------------------------------------

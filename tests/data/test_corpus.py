@@ -82,7 +82,7 @@ def test_held_out_windows_are_spread_and_fixed() -> None:
 
 # ---- the stream ----
 def test_rows_are_pieces_of_the_text() -> None:
-    rows = stream().next(50)
+    rows = stream().next(50)[0]
     assert rows.shape == (50, 11) and rows.dtype == torch.int64
     assert torch.equal(rows[:, 1:], (rows[:, :1] + torch.arange(1, 11)) % 256)
 
@@ -93,14 +93,14 @@ def test_an_epoch_reads_every_window_once() -> None:
     windows = (256 - 10) // 10
     for epoch in range(3):
         assert one.position == (epoch, 0) or one.position == (epoch - 1, windows)
-        starts = sorted(one.next(windows)[:, 0].tolist())
+        starts = sorted(one.next(windows)[0][:, 0].tolist())
         assert {b - a for a, b in pairwise(starts)} == {10}
 
 
 def test_the_same_seed_and_peer_read_the_same_and_others_do_not() -> None:
-    assert torch.equal(stream().next(20), stream().next(20))
-    assert not torch.equal(stream().next(20), stream(peer="b").next(20))
-    assert not torch.equal(stream().next(20), stream(seed=2).next(20))
+    assert torch.equal(stream().next(20)[0], stream().next(20)[0])
+    assert not torch.equal(stream().next(20)[0], stream(peer="b").next(20)[0])
+    assert not torch.equal(stream().next(20)[0], stream(seed=2).next(20)[0])
 
 
 @given(before=st.integers(0, 250), batch=st.integers(1, 30))
@@ -109,7 +109,7 @@ def test_reading_goes_on_exactly_at_a_position(before: int, batch: int) -> None:
     for _ in range(before):
         one.next(1)
     other.seek(one.position)
-    assert torch.equal(one.next(batch), other.next(batch)) and one.position == other.position
+    assert torch.equal(one.next(batch)[0], other.next(batch)[0]) and one.position == other.position
 
 
 def test_two_replicas_are_at_the_same_window_as_rarely_as_chance_has_it() -> None:
@@ -117,7 +117,7 @@ def test_two_replicas_are_at_the_same_window_as_rarely_as_chance_has_it() -> Non
     length, windows, epochs = 25, 40, 40
     text = np.arange(length * windows + 2 * length, dtype=np.int64).astype(np.uint16)
     replicas = [stream(length, peer=str(peer), text=text) for peer in range(6)]
-    starts = np.array([replica.next(windows * epochs)[:, 0].tolist() for replica in replicas])
+    starts = np.array([replica.next(windows * epochs)[0][:, 0].tolist() for replica in replicas])
     pairs = list(combinations(range(6), 2))
     met = sum(int((abs(starts[a] - starts[b]) < length).sum()) for a, b in pairs)
     chance = len(pairs) * windows * epochs * 2 / windows
@@ -127,7 +127,7 @@ def test_two_replicas_are_at_the_same_window_as_rarely_as_chance_has_it() -> Non
 def test_eight_replicas_read_as_much_of_a_text_as_is_possible_without_knowing_of_each_other() -> None:
     """400 of 4000 windows each: the tokens that at least one has read."""
     text = np.arange(8 * 4001, dtype=np.int64).astype(np.uint16)
-    read = {int(i) for peer in range(8) for i in stream(8, peer=str(peer), text=text).next(400)[:, 1:].flatten()}
+    read = {int(i) for peer in range(8) for i in stream(8, peer=str(peer), text=text).next(400)[0][:, 1:].flatten()}
     assert len(read) == pytest.approx(len(text) * (1 - 0.9**8), rel=0.02)
 
 
@@ -144,4 +144,4 @@ def test_a_text_is_long_enough_or_refused(size: int, length: int) -> None:
         with pytest.raises(UsageError):
             stream(length, text=text)
     else:
-        assert stream(length, text=text).next(7).shape == (7, length + 1)
+        assert stream(length, text=text).next(7)[0].shape == (7, length + 1)

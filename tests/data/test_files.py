@@ -91,9 +91,9 @@ def test_the_tokens_that_arrive_are_those_in_the_files_across_a_resume(kind: str
     for start in range(0, windows, 97):  # each batch by a process of its own, as it were
         again = load(given(tmp_path, again_named(tmp_path, kind))).stream(length, 1, "a")
         again.seek(json.loads(json.dumps(position)))
-        rows += again.next(min(97, windows - start)).tolist()
+        rows += again.next(min(97, windows - start))[0].tolist()
         position = again.position
-    assert rows == stream.next(windows).tolist() and stream.position == position
+    assert rows == stream.next(windows)[0].tolist() and stream.position == position
     assert any(sorted(rows) == sorted(grid(corpus.train, length, shift)) for shift in range(length)), "a whole epoch"
 
 

@@ -90,7 +90,7 @@ def test_an_epoch_reads_every_record_once_and_what_is_held_out_never(
     held_out = CONTENT[:8]
     assert documents(torch.from_numpy(corpus.held_out.astype(np.int64))[None]) == held_out
     train = CONTENT[8:]
-    found = documents(streams(corpus).next(4 * sum(len(text.encode()) + 1 for text in train) // LENGTH))
+    found = documents(streams(corpus).next(4 * sum(len(text.encode()) + 1 for text in train) // LENGTH)[0])
     epochs = [found[start : start + len(train)] for start in range(0, len(found), len(train))]
     assert len(epochs) >= 4 and all(sorted(epoch) == sorted(train) for epoch in epochs[:3])
     assert len({tuple(epoch) for epoch in epochs[:3]}) == 3, "each in an order of its own"
@@ -105,11 +105,11 @@ def test_reading_goes_on_exactly_at_a_position(shards: Any, streams: Callable[..
         again = streams(corpus)
         again.seek(json.loads(json.dumps(position)))  # plain values, as a checkpoint keeps them
         batch = int(rng.integers(1, 40))
-        rows.append((batch, again.next(batch)))
+        rows.append((batch, again.next(batch)[0]))
         position = again.position
         again.close()
     for batch, row in rows:
-        assert torch.equal(straight.next(batch), row)
+        assert torch.equal(straight.next(batch)[0], row)
     assert straight.position == position and position["epoch"] >= 1
 
 
@@ -124,10 +124,10 @@ def test_the_same_position_twice_and_a_closed_stream_goes_on(shards: Any, stream
     stream = streams(opened(shards))
     stream.next(30)
     position = stream.position
-    first = stream.next(30)
+    first = stream.next(30)[0]
     stream.seek(position)
     stream.close()
-    assert stream.position == position and torch.equal(stream.next(30), first)
+    assert stream.position == position and torch.equal(stream.next(30)[0], first)
 
 
 def test_a_split_of_its_own_is_held_out_where_there_is_one(tmp_path: Path, shards: Any) -> None:
@@ -146,7 +146,7 @@ def test_replicas_are_at_the_same_block_as_rarely_as_chance_has_it(
     replicas = [streams(corpus, str(peer)) for peer in range(10)]
     met = looked = 0
     for _ in range(30):
-        at = [{int(text.split()[0]) for text in documents(replica.next(60))[1:]} for replica in replicas]
+        at = [{int(text.split()[0]) for text in documents(replica.next(60)[0])[1:]} for replica in replicas]
         for one, other in combinations(at, 2):
             looked += len(one)
             met += len(one & other)
@@ -156,8 +156,8 @@ def test_replicas_are_at_the_same_block_as_rarely_as_chance_has_it(
 
 def test_seed_and_peer_decide_what_is_read(shards: Any, streams: Callable[..., HubStream]) -> None:
     corpus = opened(shards)
-    assert torch.equal(streams(corpus).next(20), streams(corpus).next(20))
-    assert not torch.equal(streams(corpus).next(20), streams(corpus, "b").next(20))
+    assert torch.equal(streams(corpus).next(20)[0], streams(corpus).next(20)[0])
+    assert not torch.equal(streams(corpus).next(20)[0], streams(corpus, "b").next(20)[0])
 
 
 def test_of_an_endless_record_only_its_beginning_is_taken(
@@ -224,9 +224,9 @@ def test_a_network_that_fails_is_waited_for(
     streams: Callable[..., HubStream], caplog: pytest.LogCaptureFixture
 ) -> None:
     errors: list[BaseException] = [ConnectionError("no route"), TimeoutError("the hub is slow"), EOFError("cut off")]
-    wanted = streams(opened(failing([], at=50))).next(600)
+    wanted = streams(opened(failing([], at=50))).next(600)[0]
     with caplog.at_level(logging.WARNING):
-        assert torch.equal(streams(opened(failing(errors, at=50))).next(600), wanted)
+        assert torch.equal(streams(opened(failing(errors, at=50))).next(600)[0], wanted)
     assert not errors
     said = [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()]
     assert len(said) == 3 and said[0].startswith("waiting for the data set a set (cut off): again in")
@@ -249,7 +249,7 @@ def test_what_is_waited_for_too_long_is_shown(
     assert "\n" not in finding.text and "token" in finding.remedy
     stream.close()
     monkeypatch.setattr(hub, "FIRST_WAIT_S", 0.01)
-    assert len(stream.next(60)) == 60 and where.awaited.health(now + AWAITED_S + 60) == ()
+    assert len(stream.next(60)[0]) == 60 and where.awaited.health(now + AWAITED_S + 60) == ()
 
 
 class Panic(BaseException):
@@ -264,7 +264,7 @@ def test_a_part_that_cannot_be_read_is_left_out(
 ) -> None:
     """Else it would end every node that comes to it, again after each restart."""
     stream = streams(opened(failing([error], at=50)))
-    assert len(stream.next(60)) == 60
+    assert len(stream.next(60)[0]) == 60
     said = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
     assert said and said[0] == f"a part of a set cannot be read and is left out: {error}"
 
@@ -284,7 +284,7 @@ def test_a_file_that_cannot_be_opened_is_left_out(
     corpus = opened(failing([], at=50))
     monkeypatch.setattr(hub, "shard_of", damaged)
     stream = streams(corpus)
-    assert len(stream.next(60)) == 60 and failed
+    assert len(stream.next(60)[0]) == 60 and failed
 
 
 @pytest.mark.parametrize("error", [UsageError("mend it"), Panic("at its limit")])
@@ -304,11 +304,11 @@ def test_who_only_asks_does_not_wait_for_the_network(
     stream = streams(opened(failing([ConnectionError("no route")], at=50)), "b")
     taken = []
     while stream.ready(1, 0.3):
-        taken.append(stream.next(1))
+        taken.append(stream.next(1)[0])
     assert taken and not stream.ready(10_000, 0.0)
-    assert torch.equal(torch.cat(taken), wanted.next(len(taken)))
+    assert torch.equal(torch.cat(taken), wanted.next(len(taken))[0])
     again.seek(stream.position)
-    assert torch.equal(again.next(50), wanted.next(50)), "what is at hand already is not lost"
+    assert torch.equal(again.next(50)[0], wanted.next(50)[0]), "what is at hand already is not lost"
 
 
 def test_closing_while_the_network_is_waited_for_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,5 +381,5 @@ def test_a_hub_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_counts_are_exact_across_blocks_and_shards(shards: Any, streams: Callable[..., HubStream]) -> None:
     """Over three epochs each record comes as often as any other, give or take the one under way."""
-    found = Counter(documents(streams(opened(shards)).next(9000)))
+    found = Counter(documents(streams(opened(shards)).next(9000)[0]))
     assert set(found) == set(CONTENT[8:]) and max(found.values()) - min(found.values()) <= 1

@@ -36,7 +36,7 @@ def read(position, batches):
     stream = text.stream(16, 1, "a")
     if position:
         stream.seek(position)
-    rows = [row for _ in range(batches) for row in stream.next(8).tolist()]
+    rows = [row for _ in range(batches) for row in stream.next(8)[0].tolist()]
     stream.close()
     vocabulary = text.tokenizer.vocabulary
     print(json.dumps({{"rows": rows, "position": stream.position, "vocabulary": vocabulary}}), flush=True)
@@ -94,7 +94,7 @@ for peer in range(8):
     stream = text.stream(16, 1, f"peer {{peer}}")
     row, read = [], []
     while len(read) < 500:
-        row += stream.next(64)[:, 1:].flatten().tolist()
+        row += stream.next(64)[0][:, 1:].flatten().tolist()
         read = bytes(row).decode().split(chr(0))[1:-1]
     stream.close()
     print(json.dumps(read[:500]))

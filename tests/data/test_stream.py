@@ -52,8 +52,8 @@ def test_what_comes_next_is_told_and_nothing_else_changes(mapped: Mapped) -> Non
     ours, theirs = TokenStream(mapped, LENGTH, 1, "a"), TokenStream(plain, LENGTH, 1, "a")
     told: set[int] = set()
     for number in range(30):  # some epochs of 39 windows
-        batch = ours.next(4)
-        assert torch.equal(batch, theirs.next(4))
+        batch = ours.next(4)[0]
+        assert torch.equal(batch, theirs.next(4)[0])
         assert ours.position == theirs.position
         if number and ours.position[0] == 0:
             wanted = {HEADER + 2 * int(token) + byte for token in batch.flatten() for byte in (0, 1)}
@@ -68,4 +68,4 @@ def test_a_file_of_the_system(tmp_path: Path) -> None:
     every = np.memmap(path, np.uint16, "r")
     ours = TokenStream(every[100:], LENGTH, 1, "a")
     theirs = TokenStream(np.array(every[100:]), LENGTH, 1, "a")
-    assert all(torch.equal(ours.next(3), theirs.next(3)) for _ in range(30))
+    assert all(torch.equal(ours.next(3)[0], theirs.next(3)[0]) for _ in range(30))

@@ -53,7 +53,7 @@ def plain_losses(run: Manifest, net: nn.Module, steps: int) -> list[float]:
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(spec, step / (run.rounds * spec.steps))
-        windows = batches.next(spec.batch_tokens // length)
+        (windows,) = batches.next(spec.batch_tokens // length)
         loss = model.next_token_loss(net, windows)
         optimizer.zero_grad()
         loss.backward()

@@ -52,7 +52,7 @@ def plain_training(run: Manifest, peer: str) -> list[float]:
             factor = spec.final_learning_rate + (1 - spec.final_learning_rate) * falling
         for group in optimizer.param_groups:
             group["lr"] = spec.learning_rate * factor
-        batch = batches.next(spec.batch_tokens // length)
+        (batch,) = batches.next(spec.batch_tokens // length)
         optimizer.zero_grad()
         logits = net(input_ids=batch[:, :-1]).logits
         loss = nn.functional.cross_entropy(logits.reshape(-1, 256), batch[:, 1:].reshape(-1))

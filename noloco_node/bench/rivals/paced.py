@@ -24,7 +24,7 @@ from noloco_node.data import corpus
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
 from noloco_node.training.background_copy import host_memory
-from noloco_node.training.language import Language, Windows
+from noloco_node.training.language import Language
 from noloco_node.training.task import Batch
 
 NAME = "bench"
@@ -111,7 +111,7 @@ class Paced(Language):
 
 
 def batches(task: Paced, peer_id: str) -> Iterator[Batch]:
-    stream: Windows = task.stream(peer_id)
+    stream = task.stream(peer_id)
     while True:
         yield stream.next(task.setting.tokens // task.setting.length)
 
