@@ -13,7 +13,6 @@ import errno
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,22 +117,13 @@ def byte_tokenizer() -> bytes:
     """A tokenizer.json in which byte n is token n, so that decoding gives back every byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    letters = {letter: byte for byte, letter in _letters()}
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())  # a printable byte is its own letter, the others follow
+    rest = iter(letter for letter in alphabet if letter >= "\u0100")
+    letters = {chr(byte) if chr(byte) in alphabet else next(rest): byte for byte in range(256)}
     made = Tokenizer(models.BPE(vocab=letters, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     return str(made.to_str(pretty=True)).encode()
-
-
-def _letters() -> Iterator[tuple[int, str]]:
-    """GPT-2's byte-level alphabet: a printable byte is its own letter, the others are letters from U+0100 on."""
-    beyond = 256
-    for byte in range(256):
-        if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174:
-            yield byte, chr(byte)
-        else:
-            yield byte, chr(beyond)
-            beyond += 1
 
 
 def _about(trained: Trained, measured: Measured | None) -> dict[str, Any]:

@@ -248,6 +248,9 @@ def test_a_token_is_a_byte(exported: Path) -> None:
         assert tokenizer.decode(ids) == text
     assert len(tokenizer) == 256
     assert byte_tokenizer() == (exported / "tokenizer.json").read_bytes()
+    letters = json.loads(byte_tokenizer())["model"]["vocab"]
+    assert list(letters.values()) == list(range(256))
+    assert hashlib.sha256(" ".join(letters).encode()).hexdigest()[:16] == "675b1e113e8e7d78", "of each export"
 
 
 def test_it_takes_the_place_of_an_earlier_export_and_of_nothing_else(
