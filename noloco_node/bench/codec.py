@@ -5,15 +5,13 @@ apart the last swap is reported; its error is the true one. Speed is measured on
 pair that was apart for one round, repeated (bench/cost.py).
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 
 from torch import Tensor
 
 from noloco_node.bench import Say, cost, replica_pairs
-from noloco_node.bench.replica_pairs import PairMeeting, Side, Watched
+from noloco_node.bench.replica_pairs import PairMeeting, Side
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import Codec, CodecStats, carry
 
@@ -38,8 +36,6 @@ class Row:
     copy_gb_s: float
     peak_extra_bytes: int | None
     """For one fragment, without u itself. None where the system has no such figure."""
-    zstd_bytes_per_param: float | None
-    """The same payloads through zstd. None where Python has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,6 @@ class SentBytes:
 
     stats: CodecStats
     relative_error: float
-    zstd_bytes: int | None
 
 
 def run(parameters: int, devices: Sequence[str], names: Sequence[str], quick: bool, say: Say) -> Iterator[Row]:
@@ -83,15 +78,14 @@ def _rows(name: str, device: str, meetings: Sequence[PairMeeting], speed: cost.S
             decode_gb_s=speed.decode,
             copy_gb_s=speed.copy,
             peak_extra_bytes=peak,
-            zstd_bytes_per_param=None if swap.zstd_bytes is None else swap.zstd_bytes / parameters,
         )
 
 
 def _swap(codecs: tuple[Codec, Codec], device: str, met: PairMeeting, exchange_id: bytes) -> SentBytes:
-    stats, squared, squeezed, squeeze = CodecStats(), 0.0, 0, zstd()
+    stats, squared = CodecStats(), 0.0
     for index, (mine, theirs) in enumerate(zip(met.one.fragments(device), met.other.fragments(device), strict=True)):
         ours, other = (
-            Watched(codec.converse(side.u, index, exchange_id, side.moved))
+            codec.converse(side.u, index, exchange_id, side.moved)
             for codec, side in zip(codecs, (mine, theirs), strict=True)
         )
         c, _ = carry(ours, other)
@@ -99,18 +93,8 @@ def _swap(codecs: tuple[Codec, Codec], device: str, met: PairMeeting, exchange_i
         other.learn()
         stats.add(ours.stats)
         squared += float((2 * c.double() - _difference(mine, theirs)).square().sum())
-        squeezed += sum(len(squeeze(payload)) for payload in ours.sent) if squeeze else 0
-    return SentBytes(stats, squared**0.5 / float(_difference(met.one, met.other).norm()), squeezed if squeeze else None)
+    return SentBytes(stats, squared**0.5 / float(_difference(met.one, met.other).norm()))
 
 
 def _difference(one: Side, other: Side) -> Tensor:
     return other.u.double() - one.u.double()
-
-
-def zstd() -> Callable[[bytes], bytes] | None:
-    """Python has zstd from 3.14 on; before that the package `zstandard`, if it is installed."""
-    for name in ("compression.zstd", "zstandard"):
-        with contextlib.suppress(ImportError):
-            compress: Callable[[bytes], bytes] = import_module(name).compress
-            return compress
-    return None

@@ -98,7 +98,7 @@ def _devices(wanted: str) -> list[str]:
 
 
 def _print(rows: "list[Row]") -> None:
-    from noloco_node.base.units import NOTHING, share, size
+    from noloco_node.base.units import share, size
     from noloco_node.terminal.table import Column, fitting, table
     from noloco_node.terminal.text import console
 
@@ -108,9 +108,6 @@ def _print(rows: "list[Row]") -> None:
         Column("device", 1): lambda row: row.device,
         Column("apart", right=True): lambda row: str(row.apart_rounds),
         Column("bytes/param", right=True): lambda row: f"{row.bytes_per_param:.3f}",
-        Column("with zstd", 2, right=True): lambda row: (
-            NOTHING if row.zstd_bytes_per_param is None else f"{row.zstd_bytes_per_param:.3f}"
-        ),
         Column("error", right=True): lambda row: f"{row.relative_error:.3g}",
         Column("resent", right=True): lambda row: share(row.resent_share, 1),
         Column("encode", 5, right=True): lambda row: _speed(row.encode_gb_s, row.copy_gb_s),
