@@ -168,18 +168,11 @@ def has_room(size: int) -> bool:
     return free is None or free >= SPILL_ROOM * size
 
 
-def check_copy(parameters: int) -> None:
-    """Raises OutOfMemory where a joining node's copy of φ and δ does not fit beside the next checkpoint."""
-    needed, free = parameters * (COPY_BYTES + CHECKPOINT_BYTES), memory.free_bytes()
+def check_free(needed: int, what: str) -> None:
+    """Raises OutOfMemory where memory has no room for so many bytes."""
+    free = memory.free_bytes()
     if free is not None and needed > free:
-        raise OutOfMemory(f"a copy of the state, beside a checkpoint, needs {size(needed)} and {size(free)} are free")
-
-
-def check_trial(parameters: int) -> None:
-    """Raises OutOfMemory where a copy of θ and a new model do not fit while a peer's weights are tried."""
-    needed, free = 12 * parameters, memory.free_bytes()
-    if free is not None and needed > free:
-        raise OutOfMemory(f"trying a peer's state needs {size(needed)} and {size(free)} are free")
+        raise OutOfMemory(f"{what} needs {size(needed)} and {size(free)} are free")
 
 
 def free_bytes(device: torch.device, fraction: float) -> int:

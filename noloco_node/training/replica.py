@@ -506,7 +506,8 @@ class Replica:
         while such a copy is made gets the same. Raises OutOfMemory."""
         if found := self.copies.under_way("slow"):
             return found
-        memory_budget.check_copy(self.parameters)
+        needed = self.parameters * (memory_budget.COPY_BYTES + memory_budget.CHECKPOINT_BYTES)
+        memory_budget.check_free(needed, "a copy of the state, beside a checkpoint,")
         both = host_memory((2, self.parameters))
         data: memoryview = both.numpy().data
         slow = [Pair(self.phi, both[0]), Pair(self.delta, both[1])]
@@ -559,7 +560,7 @@ class Replica:
         could come with one that spoils them at the next boundary. NaN for this node's own: nothing can be measured
         here. Raises PeerMisbehaved, and OutOfMemory where there is no room for a copy of θ and for a new model."""
         phi, delta = self._read(live_state)
-        memory_budget.check_trial(self.parameters)
+        memory_budget.check_free(12 * self.parameters, "trying a peer's state")  # θ, and what makes a new model
         added = self.slow.settings.alpha * float(delta.norm()) / max(float(phi.norm()), 1e-30)
         kept = self.theta.to("cpu", copy=True)
         self.copies.secure("theta")

@@ -120,12 +120,14 @@ def test_the_hosts_memory_can_be_out_too() -> None:
 
 
 def test_a_copy_for_a_joining_node_is_made_only_where_there_is_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for free in (28 * 10**6, None):
-        monkeypatch.setattr(memory, "free_bytes", lambda free=free: free)
-        memory_budget.check_copy(10**6)
-    monkeypatch.setattr(memory, "free_bytes", lambda: 28 * 10**6 - 1)
+    replica = small_replica()
+    needed = 28 * replica.parameters
+    monkeypatch.setattr(memory, "free_bytes", lambda: needed - 1)
     with pytest.raises(OutOfMemory, match="a copy of the state"):
-        memory_budget.check_copy(10**6)
+        replica.copy_slow()
+    for free in (needed, None):
+        monkeypatch.setattr(memory, "free_bytes", lambda free=free: free)
+        small_replica().copy_slow()
 
 
 def tries(examples: int, room: int, each: int, fixed: int = 0) -> list[int]:
