@@ -61,9 +61,9 @@ def of(number: int, target: int | None) -> str:
     return f"{number} of {target}" if target else f"{number}"
 
 
-def count(number: int, one: str, many: str | None = None) -> str:
+def count(number: int, one: str) -> str:
     """`1 round`, `2 rounds`."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
+    return f"{number} {one if number == 1 else one + 's'}"
 
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean
 
+import numpy as np
+
 from noloco_node.simulate.settings import Curve
 
 OVERLAPS = ("eager", "blocking")
@@ -79,10 +81,8 @@ def timed(curves: Iterable[Curve], ways: Mapping[tuple[str, float], str], large:
 
 def loss_after(points: Points, seconds: float) -> float:
     """Interpolated between two points; after the last one, its loss."""
-    for (before, loss), (after, later) in pairwise(points):
-        if before <= seconds <= after:
-            return loss + (later - loss) * (seconds - before) / (after - before)
-    return points[-1][1]
+    at, losses = zip(*points, strict=True)
+    return float(np.interp(seconds, at, losses))
 
 
 def seconds_to(points: Points, goal: float) -> float:

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
-from noloco_node.base.addresses import Address
+from noloco_node.base.addresses import Address, ip_address
 from noloco_node.errors import PortInUse, SwarmUnreachable, UsageError
 
 PROBE_S = 5.0
@@ -94,12 +94,7 @@ def is_free_for_udp(address: Address) -> bool:
 
 def is_of_this_machine(host: str) -> bool:
     """Whether a network interface here has this IP address: only then may a socket be bound to it."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as trial:
-        try:
-            trial.bind((host, 0))
-        except OSError:
-            return False
-    return True
+    return is_free_for_udp(ip_address(host, 0))
 
 
 def _unreachable(sentence: str) -> SwarmUnreachable:
