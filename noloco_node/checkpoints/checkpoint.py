@@ -83,7 +83,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class SlowWeights:
+class PublishedWeights:
     """The slow weights alone: what is published."""
 
     path: Path
@@ -255,7 +255,7 @@ def newest(  # noqa: PLR0913
     return Found(*_first_good(paths, load, lambda left: _unharmed(left, losses, margin)))
 
 
-def slow_weights(paths: Sequence[Path], run_id: str, layout: bytes) -> SlowWeights:
+def slow_weights(paths: Sequence[Path], run_id: str, layout: bytes) -> PublishedWeights:
     """The slow weights of the first of these checkpoints that verifies; no other file of it is read. Raises UsageError
     where none does, Incompatible where it is of another run or layout."""
     slow, skipped = _first_good(paths, lambda path: _load_slow(path, run_id, layout))
@@ -310,7 +310,7 @@ def _losses(path: Path) -> Measured:
     return found.measured_on, (found.eval_loss, found.loss)
 
 
-def _load_slow(path: Path, run_id: str, layout: bytes) -> SlowWeights:
+def _load_slow(path: Path, run_id: str, layout: bytes) -> PublishedWeights:
     from safetensors import SafetensorError, safe_open
 
     about = _verified(path, run_id, layout, (OUTER,))
@@ -321,7 +321,7 @@ def _load_slow(path: Path, run_id: str, layout: bytes) -> SlowWeights:
         raise Damaged(f"{OUTER} cannot be read ({type(error).__name__})") from error
     if phi.dtype is not torch.float32 or phi.dim() != 1:
         raise Damaged(f"{OUTER} holds no flat vector of fp32 numbers")
-    return SlowWeights(path, about.round, about.step, phi)
+    return PublishedWeights(path, about.round, about.step, phi)
 
 
 def _verified(path: Path, run_id: str, layout: bytes, files: Sequence[str], parameters: int | None = None) -> About:

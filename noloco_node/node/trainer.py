@@ -110,7 +110,7 @@ class TrainingNode(BaseNode):
         self._recorder = Recorder(self._identity.peer_id)
         self._stats = self._recorder.stats
         self.found_others = False
-        """Whether the way in was good: nodes of the run are seen, or none are needed."""
+        """Others of the run are seen, or this node needs none."""
         self._policy = Policy(config, self._home, lambda: self._stats.last_round)
         traffic = self._policy.traffic
         self._rounds = RoundService(self._transport, random.Random(), self, self._observe, pace=traffic)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.checkpoints import checkpoint, kept_runs, listing
-from noloco_node.checkpoints.checkpoint import SlowWeights
+from noloco_node.checkpoints.checkpoint import PublishedWeights
 from noloco_node.data import tokens
 from noloco_node.data.sources import Sources, read_tokenizer
 from noloco_node.errors import Incompatible, UsageError
@@ -36,7 +36,7 @@ class Kept:
     file: RunFile
     checkpoints: tuple[Path, ...]
 
-    def slow(self, module: nn.Module) -> SlowWeights:
+    def slow(self, module: nn.Module) -> PublishedWeights:
         return checkpoint.slow_weights(self.checkpoints, self.file.run.run_id, model.layout_digest(module))
 
 
@@ -47,10 +47,10 @@ class Exported:
     file: RunFile
     folder: Path
 
-    def slow(self, module: nn.Module) -> SlowWeights:
+    def slow(self, module: nn.Module) -> PublishedWeights:
         found = model.pretrained(self.folder, module)
         phi = torch.cat([p.detach().flatten() for _, p in model.parameters(found)])
-        return SlowWeights(self.folder, self._number("round"), self._number("step"), phi)
+        return PublishedWeights(self.folder, self._number("round"), self._number("step"), phi)
 
     def _number(self, key: str) -> int:
         """Only shown, so a wrong one does no harm."""
@@ -68,14 +68,14 @@ class Fetched:
     round: int
     step: int
 
-    def slow(self, module: nn.Module) -> SlowWeights:
+    def slow(self, module: nn.Module) -> PublishedWeights:
         if model.layout_digest(module) != self.layout:
             raise Incompatible("this command builds another model than the running node: restart the node")
         try:
             phi = torch.from_numpy(np.fromfile(self.path, "<f4"))
         except OSError as error:
             raise UsageError(f"what was fetched is gone ({error.strerror}): export one at a time") from error
-        return SlowWeights(self.path, self.round, self.step, phi)
+        return PublishedWeights(self.path, self.round, self.step, phi)
 
 
 Weights = Kept | Exported | Fetched
@@ -166,7 +166,7 @@ def load(places: Sequence[Weights], sources: Sources) -> Trained:
     return Trained(first.signed, first.run, module.eval(), tokenizer, states, paths)
 
 
-def _mean_into(module: nn.Module, places: Sequence[Weights]) -> list[SlowWeights]:
+def _mean_into(module: nn.Module, places: Sequence[Weights]) -> list[PublishedWeights]:
     """Raises Incompatible."""
     found = []
 
@@ -195,11 +195,11 @@ def mean_into(module: nn.Module, vectors: Iterable[Tensor]) -> None:
         parameter.data.copy_(part_of_it.view(parameter.shape))
 
 
-def _from_stages(run: Manifest, vocabulary: int, places: Sequence[Weights]) -> tuple[nn.Module, list[SlowWeights]]:
+def _from_stages(run: Manifest, vocabulary: int, places: Sequence[Weights]) -> tuple[nn.Module, list[PublishedWeights]]:
     """The whole model, each stage of it the mean of those places that hold it. Raises UsageError where none does."""
     count = run.stages.count if run.stages else 0
     parts = [part.part_model(run, vocabulary, part.Position(stage, count)) for stage in range(count)]
-    found: list[SlowWeights] = []
+    found: list[PublishedWeights] = []
     left = list(places)
     for stage, module in enumerate(parts, 1):
         here = [place for place in left if not isinstance(place, Exported) and _fits(place, module)]
