@@ -18,12 +18,10 @@ from itertools import count
 from noloco_node.core import round_events as moves
 from noloco_node.core.round import Round
 from noloco_node.peers.membership import LOOK_S
-from noloco_node.peers.record import bucket_of
+from noloco_node.peers.record import REFRESH_S, TTL_S, bucket_of
 from noloco_node.peers.size_estimate import SizeEstimate
 
 DELAY_S = 0.05
-TTL_S, REFRESH_S = 60.0, 20.0
-"""Of a presence record, as in peers/directory.py."""
 UNEVEN = 0.02
 """By which a phase may be longer or shorter."""
 WARM_UP = 2

@@ -43,7 +43,7 @@ from noloco_node.peers.answering import Answering
 from noloco_node.peers.cache import PeerCache
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.membership import Membership
-from noloco_node.peers.record import PeerRecord
+from noloco_node.peers.record import REFRESH_S, PeerRecord
 from noloco_node.peers.run_rules import RunRules
 from noloco_node.rounds.service import RoundService, RoundTerms
 from noloco_node.run import invitation, signed_file
@@ -204,7 +204,7 @@ class TrainingNode(BaseNode):
             await find_run.require_somebody(self._look, run, self.waits_for)
         self.found_others = True
         async with asyncio.TaskGroup() as group:
-            publish = periodic.every(lambda: directory.refresh_s, self._publish, (NolocoError, OSError))
+            publish = periodic.every(lambda: REFRESH_S, self._publish, (NolocoError, OSError))
             duties = [group.create_task(publish)]  # who joins meanwhile sees that somebody is in the run
             self.waits_for("data and model to be ready")
             ready = await self._model_ready()  # what is wrong with the run is found by now: nobody was invited to it

@@ -27,6 +27,7 @@ from noloco_node.peers.dht_messages import node_id
 from noloco_node.peers.dht_storage import CheckedCalls, DhtStorage, RecordValidator, RoutingUpdates, SilentPeers
 from noloco_node.peers.record import (
     MAX_ADDRESSES,
+    TTL_S,
     PeerRecord,
     Presence,
     accept,
@@ -70,8 +71,7 @@ class Directory:
         run_id: str = "",
         *,
         stores: bool = True,
-        ttl_s: float = 60.0,
-        refresh_s: float = 20.0,
+        ttl_s: float = TTL_S,
         place_of: Callable[[str], Awaitable[str]] = _place_of_its_own,
         answering: Answering | None = None,
         traffic: Traffic | None = None,
@@ -79,9 +79,7 @@ class Directory:
         """`place_of`: where a peer that calls is (base/places.py). `answering`: who counts as there; without it, every
         peer that has a record. `traffic`: how much others may fetch here."""
         self.ttl_s = ttl_s
-        """A record's lifetime. The same for every node of a DHT: `RecordValidator` checks expiries by it."""
-        self.refresh_s = refresh_s
-        """How often to `publish`: three times in a record's lifetime."""
+        """A record's lifetime: `RecordValidator` checks expiries by it."""
         self._checked = partial(CheckedCalls, place_of=place_of, ttl_s=ttl_s, traffic=traffic)
         self._p2p = self._checked(p2p)
         own = p2p.peer_id.to_base58()

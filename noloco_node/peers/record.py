@@ -22,6 +22,8 @@ from noloco_node.run.schema import MAX_STAGES
 from noloco_node.version import PROTOCOL, VERSION
 from noloco_node.wire import peer_pb2 as pb
 
+TTL_S, REFRESH_S = 60.0, 20.0
+"""A record's lifetime, the same for every node of a DHT, and how often it is written anew."""
 MAX_RECORD_BYTES = 4096 - 1
 MAX_ADDRESSES = 8  # one interface, one relay and one announced address, over two protocols, and a few more
 MAX_ADDRESS_LETTERS = 256
