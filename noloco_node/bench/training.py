@@ -22,7 +22,7 @@ from torch import Tensor
 
 from noloco_node.bench import Say, plain_loop
 from noloco_node.core.device import choose_device
-from noloco_node.core.fragments import per_fragment
+from noloco_node.core.fragments import Cut
 from noloco_node.data.corpus import load as load_corpus
 from noloco_node.host import memory
 from noloco_node.run.manifest import parse
@@ -209,7 +209,7 @@ def stall(inner: Replica) -> float:
     inner.slow.let_stay()  # those of the swap before
     inner.step()
     device = inner.theta.device
-    size = per_fragment(inner.parameters, FRAGMENT_ELEMENTS)
+    size = Cut.of(inner.parameters, FRAGMENT_ELEMENTS).each
     correction = torch.full((size,), 1e-6, device=device)
     _wait_for(device)
     began = time.perf_counter()

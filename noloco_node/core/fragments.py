@@ -1,30 +1,38 @@
 """How a vector is cut into fragments, and in which order a swap sends them: arithmetic on sizes."""
 
+from dataclasses import dataclass
+
 MANY, DOUBLED_AT_MOST = 256, 2
 """A vector of so many fragments or more has larger ones, four times at most: each costs the host of a GPU 2 to 4 ms,
 however large it is, and only two are applied in a round trip (rounds/swap.py)."""
 
 
-def per_fragment(elements: int, least: int) -> int:
-    """How many elements of a vector each fragment has, as both partners reckon it."""
-    return least << min(DOUBLED_AT_MOST, (elements // (MANY * least)).bit_length())
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Of a vector into fragments."""
 
+    elements: int
+    each: int
+    """Elements of a fragment; the last one may be short."""
 
-def count(elements: int, per_fragment: int) -> int:
-    """How many fragments a vector has: at least one, so that an empty vector still completes a swap."""
-    return max(1, -(-elements // per_fragment))
+    @classmethod
+    def of(cls, elements: int, least: int) -> "Cut":
+        """As both partners reckon it."""
+        return cls(elements, least << min(DOUBLED_AT_MOST, (elements // (MANY * least)).bit_length()))
 
+    @property
+    def count(self) -> int:
+        """At least one, so that an empty vector still completes a swap."""
+        return max(1, -(-self.elements // self.each))
 
-def bounds(index: int, elements: int, per_fragment: int) -> tuple[int, int]:
-    """Where fragment `index` begins and ends; the last one may be short."""
-    start = index * per_fragment
-    return start, min(start + per_fragment, elements)
+    def bounds(self, index: int) -> tuple[int, int]:
+        """Where a fragment begins and ends."""
+        start = index * self.each
+        return start, min(start + self.each, self.elements)
 
-
-def sizes(elements: int, per_fragment: int) -> list[int]:
-    """Of all fragments."""
-    ends = (bounds(index, elements, per_fragment) for index in range(count(elements, per_fragment)))
-    return [end - start for start, end in ends]
+    def sizes(self) -> list[int]:
+        """Of all fragments."""
+        return [end - start for start, end in map(self.bounds, range(self.count))]
 
 
 def order(fragments: int, exchange_id: bytes) -> list[int]:

@@ -24,11 +24,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from noloco_node.core import fragments
 from noloco_node.core import outer as core
 from noloco_node.core.bounds import LONGEST, PHASES
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import BLOCK, CodecStats, Conversation, carry, hints, scaled
+from noloco_node.core.fragments import Cut, order
 from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.core.partners import no_repeat
 from noloco_node.errors import NonFinite, PeerFault
@@ -99,8 +99,8 @@ class NoLoCo(Algorithm):
         self._swaps = choice.swaps
         self._steps = choice.inner_steps or settings.inner_steps
         self._delay = settings.delay(self._steps)
-        self._slice = -(-sum(sizes) // max(1, self._delay))
-        """Elements that arrive in one inner step."""
+        self._slices = Cut(sum(sizes), -(-sum(sizes) // max(1, self._delay)))
+        """Each arrives in one inner step."""
         self._chance = chance
         self._evaluate = evaluate if settings.defences else None
         self._codecs = [codec(settings.codec) for _ in range(settings.replicas)]
@@ -219,10 +219,10 @@ class NoLoCo(Algorithm):
 
     def _apply(self, outer: Outer, pending: "_Pending", step: int) -> None:
         """What is there by now."""
-        count = fragments.count(outer.theta.shape[1], self._slice)
+        count = self._slices.count
         before, pending.slices = pending.slices, pending.arrived(step, count)
         for row, exchange in pending.exchanges.items():
-            for index in fragments.order(count, exchange)[before : pending.slices]:
+            for index in order(count, exchange)[before : pending.slices]:
                 self._correct(outer, row, index, pending)
         if pending.slices == count:
             self._pending.remove(pending)
@@ -230,7 +230,7 @@ class NoLoCo(Algorithm):
                 self._judge(outer, row, partner, pending)
 
     def _correct(self, outer: Outer, row: int, index: int, pending: "_Pending") -> None:
-        start, end = fragments.bounds(index, outer.theta.shape[1], self._slice)
+        start, end = self._slices.bounds(index)
         c = pending.c[row, start:end]
         theta, phi, delta = (matrix[row, start:end] for matrix in (outer.theta.detach(), outer.phi, outer.delta))
         with self._norms[row].completed(start, c) if self._norms else nullcontext(c) as whole:

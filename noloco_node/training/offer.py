@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from noloco_node.core import fragments, gpu
+from noloco_node.core import gpu
 from noloco_node.core.bounds import CorrectionBounds, Movement
 from noloco_node.core.codecs.codec import (
     BLOCK,
@@ -29,6 +29,7 @@ from noloco_node.core.codecs.codec import (
     hints,
     scaled,
 )
+from noloco_node.core.fragments import Cut
 from noloco_node.errors import NonFinite, OutOfMemory, PeerFault, PeerMisbehaved
 from noloco_node.training.mailbox import Command, Correct
 
@@ -110,11 +111,10 @@ class CodecThread:
 
         self._executor.submit(begin)
 
-    def bound(self, parameters: int, elements: int, movement: Movement) -> None:
-        """What one swap may move follows from what the replica itself moves; at each boundary with an offer.
-        `elements`: of a fragment."""
+    def bound(self, cut: Cut, movement: Movement) -> None:
+        """What one swap may move follows from what the replica itself moves; at each boundary with an offer."""
         if self.bounds is None:
-            self.bounds = CorrectionBounds(fragments.sizes(parameters, elements))
+            self.bounds = CorrectionBounds(cut.sizes())
         self.bounds.moved(movement)
 
     def close(self) -> None:
@@ -149,10 +149,9 @@ class Offer:
         """`movement`: the largest |βΔ| and ‖βΔ‖² of each block. `device`: where corrections are added, where that is
         not where u is."""
         self.round = round
-        self._elements = fragments.per_fragment(len(u), codec_thread.fragment_elements)
-        """Of a fragment."""
-        self.fragments = fragments.count(len(u), self._elements)
-        self.correction_bytes = 4 * self._elements
+        self._cut = Cut.of(len(u), codec_thread.fragment_elements)
+        self.fragments = self._cut.count
+        self.correction_bytes = 4 * self._cut.each
         self._thread = codec_thread
         self._u = u
         self._device = device or u.device
@@ -203,12 +202,12 @@ class Offer:
     # ---- on the codec thread ----
     def _begin(self, peaks: Tensor, squares: Tensor) -> None:
         gpu.keep((self._u, peaks, squares))
-        self._thread.bound(len(self._u), self._elements, Movement.of(peaks, squares, self._elements // BLOCK))
+        self._thread.bound(self._cut, Movement.of(peaks, squares, self._cut.each // BLOCK))
         (moved,) = gpu.to_host(peaks)  # waits: from here on, u can be read in host memory too
         self._moved = hints(torch.from_numpy(moved))
 
     def _open(self, index: int, exchange_id: bytes) -> bytes:
-        start, end = self._bounds(index)
+        start, end = self._cut.bounds(index)
         moved = self._moved[start // BLOCK : -(-end // BLOCK)]
         self._corrections.pop(index, None)  # of a swap that failed
         self._restore(index)
@@ -220,7 +219,7 @@ class Offer:
         conversation, bounds = self._conversations.get(index), self._thread.bounds
         if conversation is None or bounds is None:
             raise PeerMisbehaved("out_of_turn", f"fragment {index}")
-        start, end = self._bounds(index)
+        start, end = self._cut.bounds(index)
         try:
             received = conversation.receive(payload)
             if received.reply is not None or received.correction is None:
@@ -248,7 +247,7 @@ class Offer:
         whole.kept.scale = scale
         on_cpu = self._device.type == "cpu"
         near = scaled(whole.here, scale) if on_cpu else whole.near.mul_(scale)  # a GPU is asked for no memory any more
-        start, end = self._bounds(index)
+        start, end = self._cut.bounds(index)
         ready = gpu.record(self._device)
         judged = partial(self._when_judged, whole.exchange)
         self._thread.post(Correct(self.round, start, near, added, whole.kept, whole.exchange, judged, ready))
@@ -271,12 +270,9 @@ class Offer:
 
     def _restore(self, index: int) -> None:
         """Before a fragment is coded. Not as soon as it is known: a conversation under way needs u as it was."""
-        start, end = self._bounds(index)
+        start, end = self._cut.bounds(index)
         for kept in self._taken_back.pop(index, ()):
             self._u[start:end] -= kept.applied(self._u.device)
-
-    def _bounds(self, index: int) -> tuple[int, int]:
-        return fragments.bounds(index, len(self._u), self._elements)
 
 
 def _answer(settled: "Future[None]") -> None:

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, Sampled, rate
 from noloco_node.base.units import span
-from noloco_node.core import fragments, gpu
+from noloco_node.core import gpu
 from noloco_node.core.codecs.codec import Codec
+from noloco_node.core.fragments import Cut
 from noloco_node.core.round_events import SWAPPING
 from noloco_node.core.verdict import Course, Trial
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
@@ -114,7 +115,6 @@ class TrainingThread:
         self._post = post
         self._budget, self._own_end, self._ended_at = rounds, _NEVER, _NEVER
         self._blocking = blocking
-        self._fragment_elements = fragment_elements
         self._last_good = last_good
         self._mailbox = Mailbox()
         self._codec_thread = CodecThread(codec, self._mailbox.post, fragment_elements)
@@ -388,9 +388,8 @@ class TrainingThread:
         replica.copies.waiting = lambda: self._times.on("checkpoint")
         replica.meanwhile = lambda: self._add_corrections(replica)
         replica.while_working(lambda: self._times.on("step"))
-        size = fragments.per_fragment(replica.parameters, self._fragment_elements)
-        count = fragments.count(replica.parameters, size)
-        state = (replica.parameters, replica.layout, count, replica.round, replica.device, replica.tokens)
+        cut = Cut.of(replica.parameters, self._codec_thread.fragment_elements)
+        state = (replica.parameters, replica.layout, cut.count, replica.round, replica.device, replica.tokens)
         self._post(Ready(*state, replica.device_limit_bytes, memory.total_bytes(), replica.gpu_uuid))
         self._serve_until(replica, lambda: self._begun)
         self._times.start(replica.theta.device)

@@ -7,9 +7,11 @@ from noloco_node.core import fragments
 
 @given(st.integers(0, 10_000), st.integers(1, 3_000))
 def test_the_cuts_cover_every_element_once(elements: int, per_fragment: int) -> None:
-    cuts = [fragments.bounds(k, elements, per_fragment) for k in range(fragments.count(elements, per_fragment))]
+    cut = fragments.Cut(elements, per_fragment)
+    cuts = [cut.bounds(k) for k in range(cut.count)]
     assert [i for start, end in cuts for i in range(start, end)] == list(range(elements))
     assert all(end - start <= per_fragment for start, end in cuts)
+    assert cut.sizes() == [end - start for start, end in cuts]
 
 
 @pytest.mark.parametrize(
@@ -17,7 +19,7 @@ def test_the_cuts_cover_every_element_once(elements: int, per_fragment: int) -> 
     [(0, 20), (10**8, 20), (2**28 - 1, 20), (2**28, 21), (2**29 - 1, 21), (2**29, 22), (10**12, 22)],
 )
 def test_a_large_vector_has_larger_fragments(parameters: int, elements: int) -> None:
-    assert fragments.per_fragment(parameters, 1 << 20) == 1 << elements
+    assert fragments.Cut.of(parameters, 1 << 20).each == 1 << elements
 
 
 @given(st.integers(1, 500), st.binary(min_size=16, max_size=16))

@@ -22,9 +22,9 @@ from noloco_node.base.events import Event, RoundCommitted, WentSolo
 from noloco_node.base.identity import Identity
 from noloco_node.bench.rivals import vectors
 from noloco_node.bench.workers import Answer, serve
-from noloco_node.core import fragments
 from noloco_node.core.codecs.by_name import codec, rehearse
 from noloco_node.core.codecs.codec import BLOCK
+from noloco_node.core.fragments import Cut
 from noloco_node.errors import NolocoError
 from noloco_node.rounds.service import RoundService, RoundTerms
 from noloco_node.rounds.swap import Vectors
@@ -38,10 +38,6 @@ PHASE_S = 60.0
 _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
-def _fragments(parameters: int) -> int:
-    return fragments.count(parameters, fragments.per_fragment(parameters, FRAGMENT_ELEMENTS))
-
-
 class Weights:
     """What a training thread does with corrections: adds them, one after the other."""
 
@@ -49,7 +45,7 @@ class Weights:
         self.vector = torch.empty(parameters)
         self.added = 0
         self.all_added = asyncio.Event()
-        self._expected = _fragments(parameters)
+        self._expected = Cut.of(parameters, FRAGMENT_ELEMENTS).count
         self._loop = asyncio.get_running_loop()
         self._corrections: queue.SimpleQueue[Command] = queue.SimpleQueue()
         threading.Thread(target=self._add, daemon=True).start()
@@ -131,7 +127,7 @@ class Member:
         self._worker = worker
         rehearse(variant, torch.device("cpu"))
         self._node = Node()
-        address = await self._node.open(host, _fragments(params))
+        address = await self._node.open(host, Cut.of(params, FRAGMENT_ELEMENTS).count)
         self._weights = Weights(params)
         self._codec = CodecThread(codec(variant), self._weights.post, FRAGMENT_ELEMENTS)
         self._u = torch.empty(params)

@@ -21,7 +21,7 @@ from checks.threads import swap
 
 from noloco_node.core import gpu, outer
 from noloco_node.core.codecs.by_name import codec
-from noloco_node.core.fragments import per_fragment
+from noloco_node.core.fragments import Cut
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
 from noloco_node.training.build import build_replica
@@ -72,7 +72,7 @@ def where_the_time_of_a_round_goes(place: Place) -> Seen:
     """The snapshot, the local step, and corrections of every fragment; in pieces of several sizes."""
     inner = _replica(place, 1)
     inner.step()
-    fragment = per_fragment(inner.parameters, FRAGMENT_ELEMENTS)
+    fragment = Cut.of(inner.parameters, FRAGMENT_ELEMENTS).each
     c = torch.full((fragment,), 1e-7, device=place.device)
 
     def round_() -> None:
