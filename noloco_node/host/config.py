@@ -74,16 +74,8 @@ def _text(pattern: str, allowed: str) -> Callable[[object], str]:
     return parse
 
 
-def _rate(value: object) -> float:
-    return limits.rate(_words(value))
-
-
-def _amount(value: object) -> int:
-    return limits.amount(_words(value))
-
-
-def _hours(value: object) -> Hours:
-    return Hours.parse(_words(value))
+def _written(parse: Callable[[str], object]) -> Callable[[object], object]:
+    return lambda value: parse(_words(value))
 
 
 def _fraction(value: object) -> float:
@@ -201,15 +193,15 @@ class NodeConfig:
     """Whether torch compiles the model's layers first: seconds to a minute at the start, then faster steps."""
     checkpoint_activations: bool | None = _key(_switch, default=None)
     """Whether to compute activations again in the backward pass instead of keeping them; None: as the run says."""
-    max_upload: float | None = _key(_rate, default=None)
+    max_upload: float | None = _key(_written(limits.rate), default=None)
     """Bytes a second that swaps, state transfers and answers to look-ups send: `5MB`, `40Mbit`."""
-    max_download: float | None = _key(_rate, default=None)
+    max_download: float | None = _key(_written(limits.rate), default=None)
     """Bytes a second that they receive."""
-    daily_upload: int | None = _key(_amount, default=None)
+    daily_upload: int | None = _key(_written(limits.amount), default=None)
     """Bytes that they send in a day, `20GB`; after them this node trains without swaps until midnight, local time."""
-    daily_download: int | None = _key(_amount, default=None)
+    daily_download: int | None = _key(_written(limits.amount), default=None)
     """Bytes that they receive in a day."""
-    hours: Hours | None = _key(_hours, default=None)  # noqa: RUF009 (it is immutable)
+    hours: Hours | None = _key(_written(Hours.parse), default=None)  # noqa: RUF009 (it is immutable)
     """Hours of each day to train in, local time, `22-08`; in the others the node is paused."""
     data: tuple[str, ...] = _key(_globs, default=())
     """Files, folders or patterns to train on, for a run whose source is `files`."""

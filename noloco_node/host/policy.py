@@ -18,7 +18,7 @@ from noloco_node.host import limits
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.host.limits import DailyQuota
-from noloco_node.host.traffic import DayTotals, Traffic
+from noloco_node.host.traffic import Traffic, read_day, write_day
 from noloco_node.views.status import Health, LastRound, Today
 
 log = logging.getLogger(__name__)
@@ -33,12 +33,11 @@ class Policy:
         self._hours = config.hours
         self._quota = DailyQuota(config.daily_upload, config.daily_download)
         self._rates = config.max_upload, config.max_download
-        self._day_totals = DayTotals(home.traffic)
-        self._saved_at = -math.inf
+        self._file, self._saved_at = home.traffic, -math.inf
+        self._saved = read_day(self._file)
         self._last_swap = last_swap
         answers = limits.for_answers(config.max_upload, config.daily_upload)
-        used = self._day_totals.read()
-        self.traffic = Traffic(config.max_upload, config.max_download, used, answers_bytes_s=answers)
+        self.traffic = Traffic(config.max_upload, config.max_download, self._saved, answers_bytes_s=answers)
         self._mark = home.pause_mark
         self._asked = self._asked_before = self._mark.exists()
 
@@ -127,6 +126,8 @@ class Policy:
             return
         self._saved_at = now
         try:
-            await asyncio.to_thread(self._day_totals.write, self.traffic.used)
+            if (used := self.traffic.used) != self._saved:
+                await asyncio.to_thread(write_day, self._file, used)
+                self._saved = used
         except NolocoError as error:
             log.debug("today's traffic is not saved: %s", error)

@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from noloco_node.base import atomic_files
@@ -93,26 +94,15 @@ async def _sleep(wait_s: float) -> None:
         await asyncio.sleep(wait_s)
 
 
-class DayTotals:
+def read_day(path: Path) -> Used:
     """Today's traffic, kept over restarts in a file of the home. A damaged file counts as no traffic: sending a little
     too much that day is better than not starting."""
+    return atomic_files.read_json_or_set_aside(path, _checked, _MAX_FILE_BYTES, _LOST) or Used()
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._written = Used()
 
-    def read(self) -> Used:
-        found = atomic_files.read_json_or_set_aside(self._path, _checked, _MAX_FILE_BYTES, _LOST)
-        self._written = found or Used()
-        return self._written
-
-    def write(self, used: Used) -> None:
-        """Raises DiskFull, UsageError."""
-        if used == self._written:
-            return
-        document = {"day": used.day, "sent": used.sent, "received": used.received}
-        atomic_files.write(self._path, json.dumps(document) + "\n")
-        self._written = used
+def write_day(path: Path, used: Used) -> None:
+    """Raises DiskFull, UsageError."""
+    atomic_files.write(path, json.dumps(asdict(used)) + "\n")
 
 
 def _checked(found: object) -> Used:

@@ -341,7 +341,7 @@ def file_parsers(folder: Path) -> Iterator[Parser]:
     peers = table({ME.peer_id: {"seen": int(NOW), "addresses": [ADDRESS]}})
     yield Parser("peers.json", file("peers.json", lambda p: PeerCache(p).peers()), [peers])
     day = table({"day": "2026-11-22", "sent": 5, "received": 6})
-    yield Parser("traffic.json", file("traffic.json", lambda p: traffic.DayTotals(p).read()), [day])
+    yield Parser("traffic.json", file("traffic.json", traffic.read_day), [day])
     authors = table({f"{ME.peer_id}/tiny": ME.peer_id})
     known = file("authors.json", lambda p: TrustedAuthors(p).know([ME.peer_id], "tiny", ME.peer_id))
     yield Parser("authors.json", known, [authors])

@@ -11,7 +11,7 @@ from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.host.limits import PAUSED
 from noloco_node.host.policy import Policy
-from noloco_node.host.traffic import SAVED_S, DayTotals
+from noloco_node.host.traffic import SAVED_S, read_day
 from noloco_node.observe.stats import NodeStats
 
 
@@ -84,7 +84,7 @@ async def test_todays_traffic_is_saved_now_and_then_and_at_the_end(tmp_path: Pat
     for sent, leaving, saved in ((5, False, 5), (7, False, 5), (0, True, 12)):
         await node.traffic.sending(sent)
         await node.write_down(leaving=leaving)
-        assert DayTotals(tmp_path / "traffic.json").read().sent == saved
+        assert read_day(tmp_path / "traffic.json").sent == saved
     gone = allowance(tmp_path / "gone")
     await gone.traffic.sending(5)
     await gone.write_down()  # a home that cannot be written costs no more than the count

@@ -20,7 +20,7 @@ from noloco_node.host.config import read_home_toml, resolve
 from noloco_node.host.home import Home
 from noloco_node.host.limits import Used
 from noloco_node.host.policy import Policy
-from noloco_node.host.traffic import DayTotals
+from noloco_node.host.traffic import read_day, write_day
 from noloco_node.peers.cache import PeerCache
 from noloco_node.run import manifest, signed_file
 from noloco_node.run.schema import Manifest
@@ -75,8 +75,8 @@ FILES = [
     ),
     StateFile(
         "traffic.json",
-        lambda path, number: DayTotals(path).write(Used("2031-12-24", number, 7)),
-        lambda path: DayTotals(path).read(),
+        lambda path, number: write_day(path, Used("2031-12-24", number, 7)),
+        read_day,
         Used(),
         "today's traffic count restarts at 0",
     ),
