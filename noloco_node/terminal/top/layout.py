@@ -6,11 +6,13 @@ Widths are cells of a terminal, so wide characters keep the columns aligned.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rich.cells import cell_len
+from rich.console import Console
 from rich.text import Text
 
 GAP = 3
 """Columns between parts that are side by side."""
+_CONSOLE = Console()
+"""Which rich asks for, and does not use here."""
 
 Paint = Callable[[int, int], list[Text]]
 """Draws into a width and a height: at most `height` lines, none wider than `width`."""
@@ -72,13 +74,8 @@ def title(name: str, right: Text | str, width: int) -> Text:
 
 def wrapped(words: Text, width: int, indent: int) -> list[Text]:
     """Broken between words; lines after the first are indented."""
-    lines: list[Text] = []
-    rest = words
-    while rest:  # not `while rest.cell_len`: some characters have no width
-        room = max(1, width - (indent if lines else 0))
-        line, rest = _broken(rest, room)
-        lines.append(Text.assemble(" " * indent, line) if lines else line)
-    return lines
+    lines = words.wrap(_CONSOLE, max(1, width - indent), overflow="fold") if words else ()
+    return [Text.assemble(" " * indent if number else "", line) for number, line in enumerate(lines)]
 
 
 def beside(*columns: tuple[Paint, int]) -> Paint:
@@ -115,18 +112,3 @@ def _widths(width: int, shares: Sequence[int]) -> list[int]:
 
 def _row(cells: Sequence[Text], widths: Sequence[int]) -> Text:
     return Text(" " * GAP).join(fit(cell, width) for cell, width in zip(cells, widths, strict=True))
-
-
-def _broken(words: Text, room: int) -> tuple[Text, Text]:
-    """The first line, and the rest."""
-    if words.cell_len <= room:
-        return words, Text()
-    taken = cells = 0
-    for mark in words.plain:
-        if (cells := cells + cell_len(mark)) > room and taken:
-            break
-        taken += 1
-    space = words.plain.rfind(" ", 1, taken + 1)
-    first, rest = words.divide([space if space > 0 else taken])
-    rest_from = len(rest.plain) - len(rest.plain.lstrip(" "))
-    return first, rest[rest_from:] if rest_from < len(rest) else Text()
