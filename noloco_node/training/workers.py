@@ -289,7 +289,8 @@ class _Worker:
         self._module = _Unpickler(setup.module, self._device).load()
         self._theta = model.flatten(self._module)
         self._parameters = list(self._module.parameters())
-        self._task_loss = _language_loss if run.model.task is None else tasks.load(run).loss
+        of_language = lambda module, batch: model.next_token_loss(module, *batch)  # noqa: E731 (training/language.py)
+        self._task_loss = of_language if run.model.task is None else tasks.load(run).loss
         self._products = products(self._device, run.inner.precision)
         if setup.checkpointed:
             model.checkpoint_activations(self._module)
@@ -325,12 +326,6 @@ class _Worker:
                 share = self._task_loss(self._module, micro) * (order.scale * len(micro[0]) / order.of)
             share.backward()  # type: ignore[no-untyped-call]
             loss += share.detach()
-
-
-def _language_loss(module: nn.Module, batch: Batch) -> Tensor:
-    """As training/language.py has it, without its data."""
-    (windows,) = batch
-    return model.next_token_loss(module, windows)
 
 
 # ---- both ------------------------------------------------------------------------------------------------------------
