@@ -125,8 +125,6 @@ class TrainingThread:
         self._swapping = False
         self._swap: _Swap | None = None
         """The one that the last correction belongs to."""
-        self._ended_swap: _Swap | None = None
-        """To be judged."""
         self._course = Course()
         self._failed_before = False
         """Whether the weights were rolled back and no loss has been finite since."""
@@ -139,7 +137,7 @@ class TrainingThread:
         self._clock_read_at = 0.0
         self._shortage: Shortage | None = None
         self._unjudged: _Swap | None = None
-        """As `_ended_swap`, of a swap that there was no memory to judge; after the next step there may be."""
+        """One that has ended, and that there was no memory to judge; after the next step there may be."""
 
     # ---- from any thread ----
     def start(self) -> None:
@@ -248,7 +246,9 @@ class TrainingThread:
                     replica.slow.let_stay()
                     self._unjudged.judged(False)
                     self._unjudged = None
-                self._ended_swap, self._swap = None if under_way else self._swap, None
+                swap, self._swap = self._swap, None
+                if swap and not under_way:
+                    self._judge(replica, swap)
             case mailbox.RoundOver(round_):
                 self._rounds_over = max(round_, self._rounds_over)
             case mailbox.Signal.PAUSE:
@@ -261,18 +261,14 @@ class TrainingThread:
     def _serve(self, replica: Replica) -> None:
         """Carry out the commands in the mailbox."""
         with self._mailbox.looking():
-            self._judge(replica)  # what there was no memory for
             for command in self._mailbox.waiting():
                 self._do(command, replica)
-                self._judge(replica)  # before the next swap's corrections
 
     def _serve_until(self, replica: Replica, enough: Callable[[], bool]) -> None:
         """Wait for commands in the mailbox, and carry them out."""
         with self._mailbox.looking():
-            self._judge(replica)
             while not enough():
                 self._do(self._mailbox.next(), replica)
-                self._judge(replica)
 
     def _pass_on_until(self, replica: Replica, enough: Callable[[], bool]) -> None:
         """As `_serve_until`; a stage serves other nodes meanwhile."""
@@ -314,11 +310,8 @@ class TrainingThread:
             gpu.keep(command.tensors)
             replica.slow.apply(command.start, command.correction, command.offered_round, command.kept)
 
-    def _judge(self, replica: Replica) -> None:
+    def _judge(self, replica: Replica, swap: _Swap) -> None:
         """Take the corrections of a swap that has just ended back where they did harm (core/verdict.py)."""
-        swap, self._ended_swap = self._ended_swap, None
-        if swap is None:
-            return
         judged: Judged | None = None
         if replica.slow.has_swapped:
             if not replica.is_stage and replica.has_data(0.0):
@@ -428,7 +421,7 @@ class TrainingThread:
             except ShortOfMemory as short:
                 self._run_short(short)
                 continue
-            self._shortage_is_over()
+            self._shortage_is_over(replica)
             phase.steps += 1
             self._read_clock(replica)
         offer, closed = self._boundary(replica)
@@ -466,12 +459,13 @@ class TrainingThread:
             raise OutOfMemory(f"{short}, for {span(SHORTAGE_S)} now: end other programs on the GPU, then join again")
         self._shortage.again_at = now + MEMORY_S
 
-    def _shortage_is_over(self) -> None:
+    def _shortage_is_over(self, replica: Replica) -> None:
         if self._shortage:
             log.info("the GPU has memory again, after %s", span(time.perf_counter() - self._shortage.since))
             self._shortage = None
-        if self._unjudged is not None:
-            self._ended_swap, self._unjudged = self._unjudged, None
+        swap, self._unjudged = self._unjudged, None
+        if swap:
+            self._judge(replica, swap)
 
     def _awaits_memory(self, replica: Replica) -> bool:
         """Whether it is too early to try again; waits until the mailbox is to be read."""
@@ -490,7 +484,7 @@ class TrainingThread:
             except ShortOfMemory as short:
                 self._run_short(short)
             else:
-                self._shortage_is_over()
+                self._shortage_is_over(replica)
                 return result
             while self._awaits_memory(replica):
                 self._serve(replica)
