@@ -23,6 +23,7 @@ from torch import Tensor
 from noloco_node.bench import Say, plain_loop
 from noloco_node.core.device import choose_device
 from noloco_node.core.fragments import Cut
+from noloco_node.core.state import STATE_BYTES
 from noloco_node.data.corpus import load as load_corpus
 from noloco_node.host import memory
 from noloco_node.run.manifest import parse
@@ -44,7 +45,7 @@ SIZES = {
     "cuda": {"batch_tokens": 65_536, "sequence_length": 1024},
 }
 """Of a step, unless the user sets it; a GPU's batch would take a CPU an hour."""
-OUTER_BYTES = sum(memory_budget.SLOW.values()) + memory_budget.CHECKPOINT_BYTES
+OUTER_BYTES = sum(memory_budget.SLOW.values()) + STATE_BYTES
 """Per parameter: φ, δ, length corrections, snapshot and checkpoint, which a plain loop does not have."""
 ROUNDS = 3
 """Rounds whose stall is measured."""

@@ -25,7 +25,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,12 +33,11 @@ from torch import Tensor
 from noloco_node.base import atomic_files
 from noloco_node.checkpoints import listing
 from noloco_node.checkpoints.listing import INNER, MODEL, OUTER, SCHEMA, STATE, About, Damaged
+from noloco_node.core.state import STATE_BYTES, State
 from noloco_node.errors import Incompatible, UsageError
 
 KEEP = 3
 """The newest are kept: the second one is for a bad disk block in the first, a third costs little."""
-PARAMETER_BYTES = 20
-"""Bytes of a checkpoint per parameter: θ, φ, δ and AdamW's two moments, 4 bytes each. The rest is small."""
 
 T = TypeVar("T")
 
@@ -47,39 +46,6 @@ _MORE_BYTES = 64 << 20
 """Of a checkpoint, for names, the data position and random state: a model of many parts has some MB of them."""
 _WORSE_AT_LEAST = 0.1
 """In nats: a small loss varies by more than its share."""
-
-
-class Saveable(Protocol):
-    """What is saved. Tensors are fp32 on the CPU."""
-
-    @property
-    def round(self) -> int: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def weights(self) -> Mapping[str, Tensor]: ...
-    @property
-    def outer(self) -> Mapping[str, Tensor]: ...
-    @property
-    def inner(self) -> Mapping[str, Any]: ...
-    @property
-    def eval_loss(self) -> float | None: ...
-    @property
-    def loss(self) -> float | None: ...
-    @property
-    def measured_on(self) -> str | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A loaded checkpoint."""
-
-    path: Path
-    round: int
-    step: int
-    weights: dict[str, Tensor]
-    outer: dict[str, Tensor]
-    inner: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +61,22 @@ class PublishedWeights:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    checkpoint: Checkpoint | None
+    checkpoint: State | None
     skipped: tuple[str, ...]
     """A sentence for each newer one that does not verify."""
 
 
-Use = Callable[[Checkpoint], None]
+Use = Callable[[State], None]
 Measured = tuple[str | None, tuple[float | None, float | None]]
 """Which data it was, and the losses on what of it is held out, and in training, as far as they are known."""
 
 
-def any_values(_: Checkpoint) -> None:
+def any_values(_: State) -> None:
     """A Use that refuses none."""
 
 
 # ---- saving ----------------------------------------------------------------------------------------------------------
-def save(directory: Path, state: Saveable, run_id: str, layout: bytes, keep: int = KEEP) -> Path:
+def save(directory: Path, state: State, run_id: str, layout: bytes, keep: int = KEEP) -> Path:
     """Write a checkpoint, and remove all but it and the newest before it, `keep` in all. Raises DiskFull or UsageError
     and leaves nothing behind; the older ones are untouched then."""
     with atomic_files.writing(f"a checkpoint into {directory}"):
@@ -130,7 +96,7 @@ def save(directory: Path, state: Saveable, run_id: str, layout: bytes, keep: int
     return path
 
 
-def _require_room(directory: Path, state: Saveable) -> None:
+def _require_room(directory: Path, state: State) -> None:
     """Leave a disk that is nearly full alone: other programs need it too. Raises OSError."""
     free = atomic_files.free_bytes(directory)
     if free is not None and free < sum(map(_size, (state.weights, state.outer, state.inner))):
@@ -144,11 +110,11 @@ def _size(value: object) -> int:
     return value.nbytes if isinstance(value, Tensor) else 0
 
 
-def _write_all(into: Path, state: Saveable, run_id: str, layout: bytes) -> None:
+def _write_all(into: Path, state: State, run_id: str, layout: bytes) -> None:
     files = {
         MODEL: _write(into / MODEL, lambda file: _write_safetensors(file, state.weights)),
         OUTER: _write(into / OUTER, lambda file: _write_safetensors(file, state.outer)),
-        INNER: _write(into / INNER, lambda file: torch.save(dict(state.inner), file)),
+        INNER: _write(into / INNER, lambda file: torch.save(state.inner, file)),
     }
     which = {"schema": SCHEMA, "run_id": run_id, "layout": layout.hex()}
     losses = {"eval_loss": state.eval_loss, "loss": state.loss, "measured_on": state.measured_on}
@@ -244,7 +210,7 @@ def newest(  # noqa: PLR0913
     losses = {path: _losses(path) for path in paths}
     files = MODEL, OUTER, INNER
 
-    def load(path: Path) -> Checkpoint:
+    def load(path: Path) -> State:
         found = _read(path, _verified(path, run_id, layout, files, parameters))
         try:
             use(found)
@@ -330,7 +296,7 @@ def _verified(path: Path, run_id: str, layout: bytes, files: Sequence[str], para
     _check_same("run", about.run_id, run_id, path)
     _check_same("layout", about.layout, layout.hex(), path)
     total = sum(size for _, size in about.files.values())
-    if parameters is not None and total > 2 * PARAMETER_BYTES * parameters + _MORE_BYTES:
+    if parameters is not None and total > 2 * STATE_BYTES * parameters + _MORE_BYTES:
         raise Damaged(f"it has {total} bytes, too many for a model of {parameters} parameters")
     for name in files:
         _verify(path / name, about.files[name])
@@ -357,7 +323,7 @@ def _verify(path: Path, wanted: tuple[str, int]) -> None:
         raise Damaged(f"{path.name} cannot be read ({error.strerror})") from None
 
 
-def _read(path: Path, about: About) -> Checkpoint:
+def _read(path: Path, about: About) -> State:
     from safetensors.torch import load_file
 
     try:
@@ -368,7 +334,8 @@ def _read(path: Path, about: About) -> Checkpoint:
         raise
     except Exception as error:  # a crafted file makes the readers raise anything, from IndexError to AssertionError
         raise Damaged(f"it cannot be read ({type(error).__name__})") from error
-    return Checkpoint(path, about.round, about.step, weights, outer, inner)
+    losses = about.eval_loss, about.loss, about.measured_on
+    return State(about.round, about.step, weights, outer, inner, *losses)
 
 
 _NAMED = re.compile(r"torch \w+Storage|torch\._utils _rebuild_tensor_v2|collections OrderedDict")

@@ -9,7 +9,8 @@ from pathlib import Path
 from noloco_node.base import atomic_files
 from noloco_node.base.units import size
 from noloco_node.checkpoints import checkpoint, listing
-from noloco_node.checkpoints.checkpoint import Checkpoint, Saveable, Use, any_values
+from noloco_node.checkpoints.checkpoint import Use, any_values
+from noloco_node.core.state import STATE_BYTES, State
 from noloco_node.errors import DiskFull, NolocoError
 from noloco_node.views.status import Checkpoints, Health
 
@@ -42,7 +43,7 @@ class CheckpointKeeper:
             self._directory.mkdir(parents=True, exist_ok=True)
         return self._directory
 
-    def resume(self, layout: bytes, use: Use = any_values, parameters: int | None = None) -> Checkpoint | None:
+    def resume(self, layout: bytes, use: Use = any_values, parameters: int | None = None) -> State | None:
         """The checkpoint that this node resumes from: the newest that `use` takes, unless it is far worse than an older
         one. Raises Incompatible where it is of another run or layout, or of a newer version."""
         found = self._newest(layout, use, parameters, RESUME_MARGIN)
@@ -50,18 +51,18 @@ class CheckpointKeeper:
         self._resumed = found.round if found else None
         return found
 
-    def last_good(self, layout: bytes, use: Use = any_values, parameters: int | None = None) -> Checkpoint | None:
+    def last_good(self, layout: bytes, use: Use = any_values, parameters: int | None = None) -> State | None:
         """The newest that is not clearly worse than another: what broke the weights may have harmed them long before
         it was noticed."""
         return self._newest(layout, use, parameters, ROLL_BACK_MARGIN)
 
-    def _newest(self, layout: bytes, use: Use, parameters: int | None, margin: float) -> Checkpoint | None:
+    def _newest(self, layout: bytes, use: Use, parameters: int | None, margin: float) -> State | None:
         found = checkpoint.newest(self._directory, self._run_id, layout, use=use, parameters=parameters, margin=margin)
         for damaged in found.skipped:
             log.warning(damaged)
         return found.checkpoint
 
-    def save(self, state: Saveable, layout: bytes) -> None:
+    def save(self, state: State, layout: bytes) -> None:
         """Raises DiskFull, UsageError, and leaves the older ones untouched then."""
         try:
             checkpoint.save(self._directory, state, self._run_id, layout)
@@ -83,7 +84,7 @@ class CheckpointKeeper:
             log.info("%s", text)
 
     def view(self, parameters: int) -> Checkpoints:
-        needed = checkpoint.PARAMETER_BYTES * parameters
+        needed = STATE_BYTES * parameters
         return Checkpoints(needed, atomic_files.free_bytes(self._directory), self._saved, self._resumed)
 
     def health(self, parameters: int) -> tuple[Health, ...]:

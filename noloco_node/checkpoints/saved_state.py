@@ -13,8 +13,8 @@ import torch
 from torch import Size, Tensor
 
 from noloco_node.base.validation import unsaveable
-from noloco_node.checkpoints.checkpoint import Checkpoint
 from noloco_node.core.length_correction import LARGEST_SCALE
+from noloco_node.core.state import State
 from noloco_node.errors import Incompatible
 
 _OTHER_ADAMW = "the checkpoint's AdamW is not of this model, or of another version: use another --home"
@@ -42,7 +42,7 @@ class Expected:
     """The largest value of each counter."""
 
 
-def check(saved: Checkpoint, expected: Expected) -> None:
+def check(saved: State, expected: Expected) -> None:
     """Raises ValueError, which names what is wrong, and Incompatible for the state of another model."""
     _whole("round", saved.round, expected.rounds)
     parameters = sum(shape.numel() for shape in expected.shapes.values())

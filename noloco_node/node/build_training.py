@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from noloco_node.checkpoints import saved_state
-from noloco_node.checkpoints.checkpoint import Checkpoint, Use, any_values
+from noloco_node.checkpoints.checkpoint import Use, any_values
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.saved_state import Expected
 from noloco_node.core.codecs.by_name import codec, rehearse
+from noloco_node.core.state import State
 from noloco_node.data import token_cache, tokens
 from noloco_node.data.corpus import TokenizerAlone
 from noloco_node.data.sources import Sources
@@ -59,7 +60,7 @@ def start(  # noqa: PLR0913, PLR0917
             inner.begin_with(first_weights.check(weights, run.model.weights))
         return inner
 
-    def last_good() -> Checkpoint | None:
+    def last_good() -> State | None:
         return (
             keeper.last_good(replica.layout, using(run, replica, require_good), replica.parameters) if replica else None
         )
@@ -116,7 +117,7 @@ def build(  # noqa: PLR0913
     return replica
 
 
-def require_good(found: Checkpoint) -> None:
+def require_good(found: State) -> None:
     """For a roll-back: what breaks the weights now may be in a checkpoint whose last steps were skipped."""
     if found.inner["skipped_in_row"]:
         raise ValueError("its last steps had no finite loss")
@@ -134,7 +135,7 @@ def using(run: Manifest, replica: Replica, load: Use = any_values) -> Use:
     }
     expected = Expected(replica.shapes, run.outer.keep_norm, MAX_ROUNDS, counters)  # its author may give it more
 
-    def use(found: Checkpoint) -> None:
+    def use(found: State) -> None:
         saved_state.check(found, expected)
         load(found)
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from noloco_node.base import atomic_files
 from noloco_node.base.extras import pip_install
-from noloco_node.checkpoints.checkpoint import KEEP, PARAMETER_BYTES
+from noloco_node.checkpoints.checkpoint import KEEP
 from noloco_node.core.codecs.by_name import bytes_per_element
+from noloco_node.core.state import STATE_BYTES
 from noloco_node.data.sources import Sources
 from noloco_node.host import memory
 from noloco_node.host.config import NodeConfig
@@ -104,7 +105,7 @@ def check(run: Manifest, config: NodeConfig, say: Callable[[str], None]) -> Chec
         say(f"training for {TRIAL_S:.0f} s at most")
         trial = _trial(it)
         plan = it.memory_plan()
-        checkpoint = PARAMETER_BYTES * it.parameters
+        checkpoint = STATE_BYTES * it.parameters
         round_s = run.inner.seconds or trial.step_s * (run.inner.steps or 1)
         return Checked(
             run_id=run.run_id,

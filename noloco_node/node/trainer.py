@@ -23,6 +23,7 @@ from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
 from noloco_node.checkpoints import listing
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
+from noloco_node.core.state import State
 from noloco_node.core.verdict import Trial
 from noloco_node.data import sources
 from noloco_node.data.sources import Sources
@@ -54,7 +55,6 @@ from noloco_node.state_transfer import catch_up, choose_donor, client
 from noloco_node.state_transfer.collect import Collector, OwnState
 from noloco_node.state_transfer.server import StateService
 from noloco_node.training.mailbox import Done, Failed, Finished, Judged, Message, PhaseEnded, Ready
-from noloco_node.training.replica import State
 from noloco_node.training.task import Task
 from noloco_node.training.thread import TrainingThread
 from noloco_node.views.gather import GatherView

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, Sampled
 from noloco_node.core.codecs.codec import Packed
+from noloco_node.core.state import State
 from noloco_node.core.verdict import Trial, Verdict
 from noloco_node.errors import NolocoError
-from noloco_node.training.replica import State
 from noloco_node.training.time_accounts import Spent
 
 if TYPE_CHECKING:

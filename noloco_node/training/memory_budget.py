@@ -36,8 +36,7 @@ SLOW: dict[str, float] = {
 }
 """Per parameter: what a round needs besides training (core/length_correction.py, core/verdict.py). Corrections take 4
 with codecs without units."""
-CHECKPOINT, CHECKPOINT_BYTES = "checkpoint being written", 20
-"""Per parameter, while one is written: a copy of θ, φ, δ and AdamW's moments, while training goes on."""
+CHECKPOINT = "checkpoint being written"
 HOLES = 0.03
 """The share of a GPU's memory that stays unused: allocators leave holes, and libraries take some MB for themselves."""
 HEAP = 0.06

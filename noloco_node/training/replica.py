@@ -14,14 +14,13 @@ A Task says what is trained (task.py). Knows nothing of peers, threads or files;
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from torch import Tensor, nn
 
 from noloco_node.base.validation import unsaveable
 from noloco_node.core.codecs.codec import BLOCK
+from noloco_node.core.state import STATE_BYTES, State
 from noloco_node.core.verdict import Losses, Trial
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
 from noloco_node.host import gpu_peaks
@@ -67,39 +67,6 @@ steps."""
 WARM_UP_STEPS = 5
 """Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
 whatever the gradient, would spoil the weights. Until they are over, nothing is offered."""
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """Everything that a replica needs to go on exactly where it was: copies on the CPU."""
-
-    round: int
-    step: int
-    weights: dict[str, Tensor]
-    """θ by the model's own parameter names."""
-    outer: dict[str, Tensor]
-    """`phi` and `delta`, flat."""
-    inner: dict[str, Any]
-    """Optimizer, data position, random state: plain containers and tensors."""
-    eval_loss: float | None = None
-    """Of the last evaluation of these weights or of those that they came from; None: not known."""
-    loss: float | None = None
-    """Of the last steps, on average. It shows what harmed the weights since the evaluation."""
-    measured_on: str | None = None
-    """Of which data they are; None: not known."""
-
-
-class Saved(Protocol):
-    """A State that was loaded again."""
-
-    @property
-    def round(self) -> int: ...
-    @property
-    def weights(self) -> Mapping[str, Tensor]: ...
-    @property
-    def outer(self) -> Mapping[str, Tensor]: ...
-    @property
-    def inner(self) -> Mapping[str, Any]: ...
 
 
 class Replica:
@@ -412,7 +379,7 @@ class Replica:
             raise Diverged("the model holds NaN or Inf: start the node again, it goes on from its last checkpoint")
         self._begin_at_phi()
 
-    def restore(self, saved: Saved) -> None:
+    def restore(self, saved: State) -> None:
         """In the middle of a phase: weights and optimizers become the saved ones. Round, schedule and data go on from
         here: a run never goes back, and the batches that caused it do not come again."""
         self._take_weights(saved)
@@ -506,14 +473,14 @@ class Replica:
         while such a copy is made gets the same. Raises OutOfMemory."""
         if found := self.copies.under_way("slow"):
             return found
-        needed = self.parameters * (memory_budget.COPY_BYTES + memory_budget.CHECKPOINT_BYTES)
+        needed = self.parameters * (memory_budget.COPY_BYTES + STATE_BYTES)
         memory_budget.check_free(needed, "a copy of the state, beside a checkpoint,")
         both = host_memory((2, self.parameters))
         data: memoryview = both.numpy().data
         slow = [Pair(self.phi, both[0]), Pair(self.delta, both[1])]
         return self.copies.begin({"slow": slow}, (self.round, data.cast("B")))
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: State) -> None:
         """Go on where `state` was taken. Raises Incompatible for other data; checkpoints/ checks the rest."""
         try:
             self.stream.seek(saved.inner["position"])
@@ -533,7 +500,7 @@ class Replica:
         if self.theta.is_cuda and saved.inner["device_rng"] is not None:
             torch.cuda.set_rng_state(saved.inner["device_rng"], self.theta.device)
 
-    def _take_weights(self, saved: Saved) -> None:
+    def _take_weights(self, saved: State) -> None:
         """Of both optimizers too."""
         self.slow.become(saved.outer["phi"], saved.outer["delta"])
         for name, p in model.parameters(self.module):

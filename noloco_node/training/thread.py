@@ -31,6 +31,7 @@ from noloco_node.core import gpu
 from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.fragments import Cut
 from noloco_node.core.round_events import SWAPPING
+from noloco_node.core.state import State
 from noloco_node.core.verdict import Course, Trial
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
 from noloco_node.host import memory
@@ -38,7 +39,7 @@ from noloco_node.training import mailbox, memory_budget
 from noloco_node.training.inner.gradients import NotMeasured, ShortOfMemory
 from noloco_node.training.mailbox import Done, Failed, Finished, Judged, Mailbox, Message, PhaseEnded, Progress, Ready
 from noloco_node.training.offer import CodecThread, Offer
-from noloco_node.training.replica import Replica, Saved, State
+from noloco_node.training.replica import Replica
 from noloco_node.training.time_accounts import Spent, TimeAccounts
 
 FRAGMENT_ELEMENTS = 1 << 20
@@ -108,7 +109,7 @@ class TrainingThread:
         rounds: int,
         blocking: bool = False,
         fragment_elements: int = FRAGMENT_ELEMENTS,
-        last_good: Callable[[], Saved | None] = lambda: None,
+        last_good: Callable[[], State | None] = lambda: None,
     ) -> None:
         """`last_good` loads the last checkpoint, to replace broken weights."""
         self._build = build

@@ -23,10 +23,11 @@ from safetensors.torch import save_file
 
 from noloco_node.checkpoints import checkpoint
 from noloco_node.checkpoints.keeper import CheckpointKeeper
+from noloco_node.core.state import State
 from noloco_node.errors import Incompatible
 from noloco_node.node.build_training import require_good, using
 from noloco_node.run.schema import MAX_ROUNDS
-from noloco_node.training.replica import Replica, State
+from noloco_node.training.replica import Replica
 
 RUN = small_run(rounds=10)
 BEFORE = small_replica("a", RUN).state()

@@ -12,6 +12,7 @@ from virtual_clock import run_virtual
 
 from noloco_node.base.identity import Identity
 from noloco_node.checkpoints import checkpoint
+from noloco_node.core.state import State
 from noloco_node.errors import Incompatible, SwarmUnreachable
 from noloco_node.host.home import Home
 from noloco_node.node import find_run
@@ -20,7 +21,6 @@ from noloco_node.run import manifest, signed_file
 from noloco_node.run.manifest import Signed
 from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
-from noloco_node.training.replica import State
 from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server
 
 MEET = ["rendezvous"]

@@ -9,7 +9,7 @@ import torch
 from real_nodes import Node, RealNodes, until
 
 from noloco_node.checkpoints import checkpoint, listing
-from noloco_node.training.replica import State
+from noloco_node.core.state import State
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 

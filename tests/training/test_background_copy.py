@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from replicas import CPU, HeldUp, assert_same, live_state, small_replica, small_run, small_text
 from torch import Tensor
 
+from noloco_node.core.state import State
 from noloco_node.errors import DiskFull, OutOfMemory
 from noloco_node.host import memory
 from noloco_node.host.config import EIGHT_BIT, FULL
@@ -26,7 +27,7 @@ from noloco_node.training import background_copy, model
 from noloco_node.training import replica as replica_module
 from noloco_node.training.background_copy import HUGE_BYTES, Copies, Pair, host_memory
 from noloco_node.training.build import build_replica
-from noloco_node.training.replica import Replica, State
+from noloco_node.training.replica import Replica
 
 DEADLINE_S = 20.0
 SMALL_PIECE = 400

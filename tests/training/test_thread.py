@@ -30,6 +30,7 @@ from replicas import (
 from noloco_node.base.events import Evaluated, RolledBack, Sampled
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import scaled
+from noloco_node.core.state import State
 from noloco_node.core.verdict import Losses
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
@@ -38,7 +39,7 @@ from noloco_node.training import mailbox
 from noloco_node.training.inner.gradients import Gradients, ShortOfMemory
 from noloco_node.training.mailbox import Failed, Finished, Judged, PhaseEnded, Ready
 from noloco_node.training.offer import Offer
-from noloco_node.training.replica import Replica, State
+from noloco_node.training.replica import Replica
 from noloco_node.training.thread import TrainingThread
 
 DEADLINE_S = 20.0
