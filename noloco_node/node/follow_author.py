@@ -20,7 +20,6 @@ from noloco_node.peers.record import PeerRecord
 from noloco_node.peers.run_rules import RunRules
 from noloco_node.run.admission import EXPIRED
 from noloco_node.transport.libp2p import Libp2pTransport
-from noloco_node.views.status import Health
 
 ANNOUNCE_S = 60.0
 """How often the run is announced: a rendezvous that was restarted has forgotten it."""
@@ -71,11 +70,6 @@ class FollowAuthor:
         for peer in {peer for peer, no in zip(self._rendezvous, refused, strict=True) if no} - self._refusing:
             self._refusing.add(peer)
             log.warning("the rendezvous %s does not keep this run: it has no room, or is of an older version", peer)
-
-    def health(self) -> tuple[Health, ...]:
-        if self.rules.unreadable is None:
-            return ()
-        return (Health("warning", f"run: {self.rules.unreadable}", "update noloco-node, if there is a newer version"),)
 
     def require(self) -> None:
         """Raises NotAdmitted where this node may not take part."""

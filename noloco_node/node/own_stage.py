@@ -50,10 +50,11 @@ class OwnStage:
         service: StageService,
         known: Callable[[str], bool],
         takes: int | None,
+        report: Report,
     ) -> None:
         """`known`: whether this node has committed a round with a peer. `takes`: the stage that it moves to."""
         self._config, self._home, self._data, self._service, self._known = config, home, data, service, known
-        self._takes = takes
+        self._takes, self._report = takes, report
         self._balance = Balance(peer_id)
         self.at: Position | None = None
         """None: the whole model."""
@@ -72,14 +73,17 @@ class OwnStage:
         return self.at is None or self.at.first
 
     # ---- the stage ----
-    async def choose(self, run: Manifest, stages: int, look: Callable[[], Awaitable[Collection[PeerRecord]]]) -> None:
+    async def choose(self, run: Manifest, look: Callable[[], Awaitable[Collection[PeerRecord]]]) -> None:
         """`look` gives the other nodes of the run. Raises UsageError."""
+        if run.stages is None:
+            return
         config, folder = replace(self._config, stage=self._takes or self._config.stage), self._folder(run)
-        self.at = await which_stage.choose(look, stages, config, folder)
+        self.at = await which_stage.choose(look, run.stages.count, config, folder)
         if self.at.first:
             sources.check(run.data, self._data)
         if which_stage.held(folder):
             self.take(run)
+        self._report(f"holding stage {self.at}")
 
     def take(self, run: Manifest) -> None:
         """Note on disk which stage it is. Raises DiskFull, UsageError."""
@@ -139,7 +143,8 @@ class OwnStage:
         """Whether it moves now. To be asked after each look, while this node trains and can save. Not who was told
         where to stay or for how long, nor the first node, by which others come."""
         config = self._config
-        if self.at is None or config.stage is not None or config.rounds is not None or not config.ways_in:
+        told = config.stage is not None or config.rounds is not None
+        if self.at is None or self.move or told or not config.ways_in:
             return False
         run, holding, begun = rules.run, which_stage.holding(others), which_stage.has_begun(others)
         may_take = lambda stage, nodes: self._may_take(run, stage, nodes or not begun)  # noqa: E731
@@ -147,16 +152,19 @@ class OwnStage:
         known = self._known if begun else lambda _: True
         if to := self._balance.moves_to(time.monotonic(), self.at, holding, known, may_take):
             self.move = Move(self.at.number, to, rules.signed)
+            self._report(f"moving from stage {self.at.number} to stage {to}, which fewer hold")
         return to is not None
 
-    async def serve_on(self, seen: Callable[[], Collection[PeerRecord]], rounds: int, report: Report) -> None:
+    async def serve_on(self, seen: Callable[[], Collection[PeerRecord]], rounds: int) -> None:
         """When its own rounds are done: while nodes of the stages before train, their micro-batches pass through here.
         Where nobody else holds this stage, they could not train without it."""
         answered, since = self._service.totals.answered, time.monotonic()
         said = False
         while any(each.stage < self.number and each.state in AT_WORK and each.round < rounds for each in seen()):
             if not said:
-                report("its rounds are done; it stays while the stages before train, as their micro-batches pass here")
+                self._report(
+                    "its rounds are done; it stays while the stages before train, as their micro-batches pass here"
+                )
             said = True
             if self._service.totals.answered != answered or self._held_back():
                 answered, since = self._service.totals.answered, time.monotonic()

@@ -16,8 +16,8 @@ from noloco_node.observe import standings
 from noloco_node.observe.stats import SHORTENED_SWAPS, NodeStats
 from noloco_node.peers import rows
 from noloco_node.peers.record import MAX_ADDRESSES, PeerRecord, Presence
+from noloco_node.peers.run_rules import RunRules
 from noloco_node.rounds.service import RoundService
-from noloco_node.run.schema import Manifest
 from noloco_node.training.mailbox import Ready
 from noloco_node.views.peers import PeersView
 from noloco_node.views.status import BytesView, GpuView, Health, MemoryView, StageView, StatusView
@@ -30,17 +30,15 @@ def status(  # noqa: PLR0913, PLR0917
     rounds: RoundService,
     seen: Collection[PeerRecord],
     policy: Policy,
-    run: Manifest | None,
+    rules: RunRules | None,
     keeper: CheckpointKeeper | None,
     ready: Ready | None,
     gpu: GpuView,
     weights: tuple[Health, ...] = (),
-    *,
-    amended: str | None = None,
     stage: StageView | None = None,
 ) -> StatusView:
     """`node`: what every node shows (node/base.py)."""
-    seen_of = rounds.standings()
+    run, seen_of = rules.run if rules else None, rounds.standings()
     totals, parameters = rounds.tally, ready.parameters if ready else None
     saves = (keeper, parameters) if keeper and parameters else None
     view = stats.fill(node)
@@ -48,7 +46,7 @@ def status(  # noqa: PLR0913, PLR0917
         view,
         run_id=run.run_id if run else None,
         run=run.label if run else None,
-        amended=amended,
+        amended=rules.words if rules else None,
         stage=stage,
         device=ready.device if ready else None,
         parameters=parameters,

@@ -11,9 +11,10 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Collection, Coroutine
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from noloco_node.base import peer_names, periodic
@@ -127,14 +128,12 @@ class TrainingNode(BaseNode):
         self._stages = StageService(self._transport, random.Random(), self._rounds.misbehaved, traffic)
         self._transport.serve(lambda server: add_StageServicer_to_server(self._stages, server))
         self._own_stage = OwnStage(
-            config, self._home, self._identity.peer_id, self._sources, self._stages, is_partner, moves_to
+            config, self._home, self._identity.peer_id, self._sources, self._stages, is_partner, moves_to, report
         )
         home, most, place_of = self._home.root, config.max_download, self._transport.place_of
         self._collector = Collector(home, channel, traffic, room, most, place_of)
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
-        self._run: Manifest | None = None
-        """As its author amended it."""
-        self._author: FollowAuthor | None = None
+        self._rules: RunRules | None = None
         self._token = config.token or b""
         self._thread: TrainingThread | None = None
         self._keeper: CheckpointKeeper | None = None
@@ -161,7 +160,7 @@ class TrainingNode(BaseNode):
             self._config, self._rendezvous(), self._transport.channel, self._report, self.waits_for
         )
         rules = RunRules(self._home.run(verify(signed).run_id), signed)
-        author = self._author = FollowAuthor(
+        author = FollowAuthor(
             rules,
             self._token,
             self._transport,
@@ -171,7 +170,8 @@ class TrainingNode(BaseNode):
             self._run_amended,
         )
         author.require()
-        run = self._run = rules.run
+        self._rules, run = rules, rules.run
+        keeper = self._keeper = CheckpointKeeper(self._home.run(run.run_id) / "checkpoints", run.run_id)
         if self._signed is None:
             self._remember(run, signed)  # data that it lacks can then be given to `join` alone
         if run.stages is None:
@@ -180,8 +180,7 @@ class TrainingNode(BaseNode):
             self._report(unused)
         if run.model.weights and self._config.weights is None:
             self._brings_run = False
-        if run.stages is None:
-            self._thread = self._start_training(run)
+        thread = None if run.stages else self._start_training(run, keeper)
         p2p, ways_in = self._transport.p2p, self._config.ways_in
         stores = self._transport.can_be_called
         place_of, answering = self._transport.place_seen, Answering(self._transport)
@@ -196,10 +195,8 @@ class TrainingNode(BaseNode):
             traffic=self._policy.traffic,
         )
         await self._enter(lambda: self._membership.enter(directory))
-        if run.stages is not None:
-            await self._own_stage.choose(run, run.stages.count, self._look)
-            self._report(f"holding stage {self._own_stage.at}")
-            self._thread = self._start_training(run)
+        await self._own_stage.choose(run, self._look)
+        thread = thread or self._start_training(run, keeper)
         if not (self._brings_run or listing.newest(self._home.run(run.run_id) / "checkpoints")):
             await find_run.require_somebody(self._look, run, self.waits_for)
         self.found_others = True
@@ -221,7 +218,7 @@ class TrainingNode(BaseNode):
             if run.membership == "invite":
                 self._report("each of them needs a token, which the author makes: `noloco-node invite <their peer id>`")
             duties += [group.create_task(duty) for duty in (*author.duties(), *self._duties())]
-            await self._train(rules, self._training, ready)
+            await self._train(author, keeper, thread, ready)
             for duty in duties:
                 duty.cancel()
 
@@ -236,20 +233,18 @@ class TrainingNode(BaseNode):
         remembered.keep(self._home, self._config.given, run.run_id, signed.author, self._transport.listening_port)
 
     def _join_lines(self) -> list[str]:
-        if self._ready is None or self._author is None:
+        if self._ready is None or self._rules is None:
             return []  # what is wrong with the run is not found yet
-        rules = self._author.rules
-        return invitation.lines(self._ways_for_others(), rules.run.run_id, rules.signed.author)
+        return invitation.lines(self._ways_for_others(), self._rules.run.run_id, self._rules.signed.author)
 
-    def _start_training(self, run: Manifest) -> TrainingThread:
+    def _start_training(self, run: Manifest, keeper: CheckpointKeeper) -> TrainingThread:
         loop, config, peer_id = asyncio.get_running_loop(), self._config, self._identity.peer_id
 
         def post(message: Message) -> None:
             loop.call_soon_threadsafe(self._messages.put_nowait, message)
 
-        keeper = self._keeper = CheckpointKeeper(self._home.run(run.run_id) / "checkpoints", run.run_id)
         weights = config.weights if self._brings_run else None
-        return build_training.start(
+        self._thread = build_training.start(
             run,
             config,
             peer_id,
@@ -261,6 +256,7 @@ class TrainingNode(BaseNode):
             weights=weights,
             brought=self._brought,
         )
+        return self._thread
 
     def _duties(self) -> list[Coroutine[Any, Any, None]]:
         def look_again_s() -> float:
@@ -292,11 +288,12 @@ class TrainingNode(BaseNode):
         self._ready, self._stats.round, self._stats.tokens = ready, ready.round, ready.tokens
         return ready
 
-    async def _train(self, rules: RunRules, thread: TrainingThread, ready: Ready) -> None:
-        run = rules.run
+    async def _train(
+        self, author: FollowAuthor, keeper: CheckpointKeeper, thread: TrainingThread, ready: Ready
+    ) -> None:
+        rules, run = author.rules, author.rules.run
         self._stats.steps_a_round = run.inner.steps
-        if self._keeper:
-            self._keeper.say_room(ready.parameters)
+        keeper.say_room(ready.parameters)
         terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout, self._token)
         self._own_stage.begin(rules, self._token, lambda: self._life.state, self._policy.held_back)
         self._catch_up = self._new_catch_up(run, terms, ready)
@@ -309,7 +306,7 @@ class TrainingNode(BaseNode):
                 raise find_run.nobody(run, f"stage {at} of {run.label}" if at else run.label, lost=self._lost_weights)
         self._begin_rounds(rules, ready)
         self._state_service.begin(terms, thread, rules.refuses)
-        self._schedule = self._new_schedule(thread, ready.layout)
+        self._schedule = self._new_schedule(thread, partial(keeper.save, layout=ready.layout))
         run = rules.run  # it may have been amended meanwhile
         if self._config.rounds is not None:
             self._own_end = self._stats.round + self._config.rounds
@@ -321,7 +318,7 @@ class TrainingNode(BaseNode):
         await self._publish_now()
         while not isinstance(message := await self._next_message(), Finished):
             self._follow(message)
-        await self._finish()
+        await self._finish(author)
 
     @property
     def _may_begin(self) -> bool:
@@ -408,9 +405,9 @@ class TrainingNode(BaseNode):
                 if message.weights_of is not None:  # else the slow weights, and so the offers, are unchanged
                     self._handle(lifecycle.Signal.ROLLED_BACK)  # the thread breaks a swap under way
 
-    async def _finish(self) -> None:
+    async def _finish(self, author: FollowAuthor) -> None:
         """The work is done: let the last offer find its partner, save, and stay visible for a while (--linger)."""
-        if self._own_stage.at or (self._author and self._author.rules.ended):
+        if self._own_stage.at or author.rules.ended:
             self._stats.rounds_target = self._stats.round  # it may have ended earlier than planned
         self._handle(lifecycle.Signal.WORK_DONE)
         await self._settled(min(LAST_SWAP_S, self._phase_s))
@@ -425,10 +422,10 @@ class TrainingNode(BaseNode):
             await self._schedule.save_now()
         self._handle(lifecycle.Signal.SAVED)
         await self._publish_now()
-        if self._author:
-            await self._author.tell_others()
-        if self._run and self._stats.round >= self._run.rounds:  # else its volunteer or the author ended it
-            await self._own_stage.serve_on(self._membership.seen.values, self._run.rounds, self._report)
+        await author.tell_others()
+        rounds = author.rules.run.rounds
+        if self._stats.round >= rounds:  # else its volunteer or the author ended it
+            await self._own_stage.serve_on(self._membership.seen.values, rounds)
         await asyncio.sleep(self._config.linger)
 
     def moves(self) -> Move | None:
@@ -438,15 +435,6 @@ class TrainingNode(BaseNode):
     def leave(self) -> None:
         self._own_stage.move = None
         super().leave()
-
-    def _move_where_thin(self, rules: RunRules) -> None:
-        saves = self._keeper is not None and self._keeper.unsaved is None
-        done = self._stats.rounds_target is not None and self._stats.round >= self._stats.rounds_target
-        if self.moves() or not saves or done or self._life.state is not NodeState.TRAINING:
-            return
-        if self._own_stage.leaves(rules, self._membership.seen.values()) and (move := self.moves()):
-            self._report(f"moving from stage {move.stage} to stage {move.to}, which fewer hold")
-            super().leave()
 
     @property
     def has_trained(self) -> bool:
@@ -475,9 +463,9 @@ class TrainingNode(BaseNode):
             await asyncio.to_thread(self._thread.stop, patience_s)
         if self._ready:
             await self._policy.write_down(leaving=True)
-        if self._run and self._author and not self.moves():
-            rounds = self._stats.round if self._author.rules.ended else self._run.rounds
-            for line in outcome.lines(self.status(), rounds, self._home, self._run.model.task):
+        if (rules := self._rules) and not self.moves():
+            rounds = self._stats.round if rules.ended else rules.run.rounds
+            for line in outcome.lines(self.status(), rounds, self._home, rules.run.model.task):
                 self._report(line)
 
     async def _leave_directory(self, until: float) -> None:
@@ -487,11 +475,7 @@ class TrainingNode(BaseNode):
                 await self._membership.close()
 
     # ---- checkpoints ----
-    def _new_schedule(self, thread: TrainingThread, layout: bytes) -> CheckpointSchedule[State]:
-        def keep(state: State) -> None:
-            if self._keeper:
-                self._keeper.save(state, layout)
-
+    def _new_schedule(self, thread: TrainingThread, keep: Callable[[State], None]) -> CheckpointSchedule[State]:
         def failed(why: str) -> None:
             self._last_error = why
 
@@ -509,10 +493,10 @@ class TrainingNode(BaseNode):
 
     # ---- what the run's author says ----
     def _refuses(self, peer: str, token: bytes) -> str | None:
-        return self._author.rules.refuses(peer, token) if self._author else None
+        return self._rules.refuses(peer, token) if self._rules else None
 
     async def _run_amended(self, rules: RunRules) -> None:
-        run = self._run = rules.run
+        run = rules.run
         self._report(f"{run.label} was {rules.words} by its author")
         if self._life.state is NodeState.FINISHED and run.rounds > self._stats.round and not rules.ended:
             self._report(f"{run.label} goes on, and this node has ended its work in it: start it again to train on")
@@ -582,29 +566,29 @@ class TrainingNode(BaseNode):
         return self._thread
 
     async def adopt(self, state: client.LiveState) -> None:
-        if self._thread and self._run:
+        if self._thread and self._rules:
             # what the training thread has begun it ends, though this node may be paused meanwhile
-            await asyncio.shield(asyncio.ensure_future(self._adopt(self._thread, self._run, state)))
+            await asyncio.shield(asyncio.ensure_future(self._adopt(self._thread, self._rules, state)))
 
-    async def _adopt(self, thread: TrainingThread, run: Manifest, state: client.LiveState) -> None:
+    async def _adopt(self, thread: TrainingThread, rules: RunRules, state: client.LiveState) -> None:
         before = self._stats.round
         await asyncio.wrap_future(thread.adopt(state.round, state.data))
         self._stats.round = state.round
         if self._stats.rounds_target:
             self._own_end += max(0, state.round - before)  # the number of its own rounds stays the same
-            self._stats.rounds_target = min(run.rounds, self._own_end)
+            self._stats.rounds_target = min(rules.run.rounds, self._own_end)
 
     def caught_up(self) -> None:
         self._handle(lifecycle.Signal.CAUGHT_UP)
 
     async def gather(self, peers: int) -> AsyncGenerator[GatherView, None]:
-        ready, run, stats = self._ready, self._run, self._stats
-        if not (ready and run and self._thread and self._life.state in HAS_WEIGHTS):
+        ready, rules, stats = self._ready, self._rules, self._stats
+        if not (ready and rules and self._thread and self._life.state in HAS_WEIGHTS):
             yield GatherView(failure="this node has no weights of the run yet: try again when it trains")
             return
         with suppress(NolocoError, OSError):  # while p2pd is down, the peers seen last are asked
             await self._membership.look()
-        terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout, self._token)
+        run, terms = rules.run, client.StateTerms(bytes.fromhex(rules.run.run_id), ready.layout, self._token)
         own = OwnState(self._identity.peer_id, terms, ready.parameters, stats.round, stats.step, run.rounds)
         stages = await self._own_stage.other_stages(run, self._token, self._membership.seen.values())
         async with aclosing(self._collector.gather(own, self._thread, self.seen(), peers, stages)) as views:
@@ -613,9 +597,9 @@ class TrainingNode(BaseNode):
 
     # ---- presence ----
     async def _publish(self) -> None:
-        if self._run:
+        if self._rules:
             addresses = self._transport.addresses()
-            known = self._known_runs.version(self._run.run_id)  # what others get who ask for it
+            known = self._known_runs.version(self._rules.run.run_id)  # what others get who ask for it
             stage = self._own_stage.number
             state = self._own_stage.shown(self._life.state)
             record = status.presence(state, self._stats, addresses, known, self._token, stage)
@@ -639,11 +623,17 @@ class TrainingNode(BaseNode):
         self._recorder.curves.seen(training)
         if self._life.stood_still and training and self._rounds.partner is None:
             self._handle(lifecycle.Signal.LEFT_BEHIND if self._is_behind() else lifecycle.Signal.KEPT_UP)
-        if self._run and self._author and self._thread:
-            rounds, own_end = self._run.rounds, self._stats.rounds_target or self._run.rounds
-            if self._own_stage.update(self._membership.seen.values(), self._stats.round, own_end, rounds):
-                self._thread.amend(rounds, ended=True)  # no micro-batch comes any more
-            self._move_where_thin(self._author.rules)
+        if self._rules and self._thread and self._keeper:
+            self._update_stage(self._rules, self._thread, self._keeper)
+
+    def _update_stage(self, rules: RunRules, thread: TrainingThread, keeper: CheckpointKeeper) -> None:
+        seen, stats, rounds = self._membership.seen.values(), self._stats, rules.run.rounds
+        own_end = stats.rounds_target or rounds
+        if self._own_stage.update(seen, stats.round, own_end, rounds):
+            thread.amend(rounds, ended=True)  # no micro-batch comes any more
+        goes_on = self._life.state is NodeState.TRAINING and stats.round < own_end
+        if goes_on and keeper.unsaved is None and self._own_stage.leaves(rules, seen):
+            super().leave()
 
     # ---- the volunteer's limits ----
     def pause(self) -> None:
@@ -700,7 +690,7 @@ class TrainingNode(BaseNode):
     def status(self) -> StatusView:
         node = replace(super().status(), dht=self._membership.dht)
         seen = self._membership.seen.values()
-        found = (*(self._author.health() if self._author else ()), *(self._catch_up.health() if self._catch_up else ()))
+        found = (*(self._rules.health() if self._rules else ()), *(self._catch_up.health() if self._catch_up else ()))
         found = (*found, *self._sources.awaited.health(time.monotonic()))
         if self._ready:
             found = (*found, *self._stages.health(seen, self._life.state))
@@ -710,12 +700,11 @@ class TrainingNode(BaseNode):
             self._rounds,
             seen,
             self._policy,
-            self._run,
+            self._rules,
             self._keeper,
             self._ready,
             self._gpu,
             found,
-            amended=self._author.rules.words if self._author else None,
             stage=self._stages.view(seen, self._life.state),
         )
 

@@ -20,6 +20,7 @@ from noloco_node.run import admission, amendment
 from noloco_node.run.amendment import Amendment, SignedAmendment
 from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.schema import Manifest
+from noloco_node.views.status import Health
 
 ASK_AGAIN_S = 10.0
 """When a peer is asked again that did not answer, or did not have what it states."""
@@ -65,6 +66,11 @@ class RunRules:
     @property
     def words(self) -> str | None:
         return self._newest.words() if self._newest else None
+
+    def health(self) -> tuple[Health, ...]:
+        if self.unreadable is None:
+            return ()
+        return (Health("warning", f"run: {self.unreadable}", "update noloco-node, if there is a newer version"),)
 
     # ---- who may take part ----
     def refuses(self, peer: str, token: bytes) -> str | None:

@@ -33,7 +33,11 @@ async def test_an_outage_costs_an_export_only_its_fresh_look(tmp_path: Path) -> 
     collector, record = GivenPeers(), SimpleNamespace(stage=0)
     directory = Directory(SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: "us")), (), author, run.run_id)
     trainer._collector = collector
-    trainer._run, trainer._ready, trainer._thread = run, SimpleNamespace(layout=bytes(32), parameters=1), object()
+    trainer._rules, trainer._ready, trainer._thread = (
+        SimpleNamespace(run=run),
+        SimpleNamespace(layout=bytes(32), parameters=1),
+        object(),
+    )
     trainer._life = SimpleNamespace(state=NodeState.TRAINING)
     trainer._membership._directory = directory  # as between two network daemons: not entered
     trainer._membership.seen = {"peer": record}

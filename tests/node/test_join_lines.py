@@ -33,7 +33,7 @@ def test_another_address_of_the_provider_is_in_the_line_and_a_machine_without_ne
         )
         await node._report_join_lines()
         assert not said and node._join_lines() == [], "what is wrong with the run is not found yet"
-        node._ready, node._author = cast("Any", object()), cast("Any", SimpleNamespace(rules=RunRules(home, signed)))
+        node._ready, node._rules = cast("Any", object()), RunRules(home, signed)
         await node._report_join_lines()
         assert len(said) == 2 and "no address at which another one could call" in said.pop()
         assert any("no address at which" in each.text for each in node._health())

@@ -24,9 +24,9 @@ RULES: Any = SimpleNamespace(run=SimpleNamespace(run_id="run"), signed=None)
 DOOR = Address("ip4", "127.0.0.1", 1, "peer")
 
 
-def of_stage(number: int, folder: Path, *, service: object = None, peer: str = "me") -> OwnStage:
+def of_stage(number: int, folder: Path, *, service: object = None, peer: str = "me", report: Any = print) -> OwnStage:
     config = NodeConfig(home=folder, bootstrap=(DOOR,))
-    given: Any = (config, Home(folder), peer, None, service, lambda _: False, None)
+    given: Any = (config, Home(folder), peer, None, service, lambda _: False, None, report)
     made = OwnStage(*given)
     made.at = Position(number - 1, 3)
     return made
@@ -78,14 +78,14 @@ def test_a_node_whose_rounds_are_done_stays_while_those_before_it_send(
         began = clock()
         monkeypatch.setattr(own_stage.time, "monotonic", lambda: clock() - began)
         paused = answers_for_s == PAUSED
-        node = of_stage(2, tmp_path, service=Service(0 if paused else answers_for_s))
+        node = of_stage(2, tmp_path, service=Service(0 if paused else answers_for_s), report=said.append)
         node._held_back = lambda: PAUSED if paused else None
 
         def seen() -> list[PeerRecord]:
             at_work = clock() - began < ends_s
             return [*holders(1, state="training" if at_work else "finished"), *holders(2, 3)]
 
-        await node.serve_on(seen, 5, said.append)
+        await node.serve_on(seen, 5)
         return clock() - began
 
     stayed: Any = run_virtual(main())

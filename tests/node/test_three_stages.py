@@ -39,8 +39,8 @@ class Node:
         self.transport = network.join(f"{stage}")  # the names that `holders` gives
         self.service = StageService(self.transport, random.Random(1), lambda peer, reason: None)
         self.transport.serve(lambda server: add_StageServicer_to_server(self.service, server))
-        given: Any = (NodeConfig(home=folder), Home(folder), f"{stage}", None, self.service, lambda _: False, None)
-        self.own = OwnStage(*given)
+        home: Any = (NodeConfig(home=folder), Home(folder), f"{stage}", None)
+        self.own = OwnStage(*home, self.service, lambda _: False, None, print)
         self.own.at = Position(stage, 3)
         part = self.own.part(RUN)
         self.replica = build_replica(RUN, f"{stage}", device="cpu", threads=1, corpus=small_text(), part=part)
