@@ -25,7 +25,6 @@ from noloco_node.checkpoints import listing
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
 from noloco_node.core.state import State
-from noloco_node.core.verdict import Trial
 from noloco_node.data import sources
 from noloco_node.data.sources import Sources
 from noloco_node.errors import NolocoError, SwarmUnreachable
@@ -296,7 +295,7 @@ class TrainingNode(BaseNode):
         keeper.say_room(ready.parameters)
         terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout, self._token)
         self._own_stage.begin(rules, self._token, lambda: self._life.state, self._policy.held_back)
-        self._catch_up = self._new_catch_up(run, terms, ready)
+        self._catch_up = self._new_catch_up(run, thread, terms, ready)
         self._obey_limits()
         self._handle(lifecycle.ModelReady(resumed=ready.tokens > 0))
         if self._life.state is NodeState.JOINING:
@@ -514,7 +513,9 @@ class TrainingNode(BaseNode):
     def _rendezvous(self) -> list[str]:
         return [address.peer for address in self._config.ways_in if address.peer != self._identity.peer_id]
 
-    def _new_catch_up(self, run: Manifest, terms: client.StateTerms, ready: Ready) -> catch_up.CatchUp:
+    def _new_catch_up(
+        self, run: Manifest, thread: TrainingThread, terms: client.StateTerms, ready: Ready
+    ) -> catch_up.CatchUp:
         coding = catch_up.coding(8 * ready.parameters, self._config.max_download)
         wanted = choose_donor.Wanted(terms, 2 * ready.parameters, run.rounds, coding=coding)
         channel, pace = self._transport.channel, self._policy.traffic
@@ -522,6 +523,7 @@ class TrainingNode(BaseNode):
         same_data = run.model.task is None and run.data.source != "files"
         return catch_up.CatchUp(
             self,
+            thread,
             channel,
             wanted,
             pace,
@@ -552,18 +554,6 @@ class TrainingNode(BaseNode):
     async def swap_is_over(self) -> bool:
         await self._settled(SETTLE_S)
         return self._rounds.partner is None
-
-    async def sample(self, blocks: Collection[int]) -> bytes:
-        return (await asyncio.wrap_future(self._training.sample([*blocks])))[1]
-
-    async def try_state(self, state: client.LiveState) -> Trial:
-        return await asyncio.wrap_future(self._training.try_state(state.data))
-
-    @property
-    def _training(self) -> TrainingThread:
-        if self._thread is None:
-            raise RuntimeError("no training thread yet")
-        return self._thread
 
     async def adopt(self, state: client.LiveState) -> None:
         if self._thread and self._rules:

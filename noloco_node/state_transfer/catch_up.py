@@ -12,7 +12,7 @@ meanwhile: node/lifecycle.py says when this starts and stops.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -21,13 +21,13 @@ import grpc
 
 from noloco_node.base.latest import remember
 from noloco_node.base.states import AT_REST, AT_WORK, ON_THE_WAY
-from noloco_node.core.verdict import Trial
 from noloco_node.errors import NolocoError
 from noloco_node.host.traffic import Traffic
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import choose_donor, cross_check
 from noloco_node.state_transfer.choose_donor import Checks, Others
 from noloco_node.state_transfer.client import LiveState
+from noloco_node.state_transfer.copies import StateOwner
 from noloco_node.state_transfer.cross_check import CrossCheck, middle_round
 from noloco_node.views.status import Health
 from noloco_node.wire.state_format import Coding
@@ -66,12 +66,6 @@ class CatchUpNode(Protocol):
 
     async def swap_is_over(self) -> bool:
         """Waits a little for the swap under way, whose corrections would still change the weights."""
-
-    async def sample(self, blocks: Collection[int]) -> bytes:
-        """Those blocks of its slow weights."""
-
-    async def try_state(self, state: LiveState) -> Trial:
-        """Changes nothing."""
 
     async def adopt(self, state: LiveState) -> None: ...
 
@@ -128,6 +122,7 @@ class CatchUp:
     def __init__(  # noqa: PLR0913
         self,
         node: CatchUpNode,
+        owner: StateOwner,
         channel: Callable[[str], grpc.aio.Channel],
         wanted: choose_donor.Wanted,
         pace: Traffic | None = None,
@@ -138,7 +133,7 @@ class CatchUp:
         same_data: bool = True,
         place_of: Callable[[str], str] = lambda peer: peer,
     ) -> None:
-        self._node = node
+        self._node, self._owner = node, owner
         self._first, self._begins, self._same_data, self._resumed = first, begins, same_data, resumed
         self._channel = channel
         self.wanted = wanted
@@ -223,7 +218,7 @@ class CatchUp:
         node, own = self._node, self._node.round or int(self._resumed)
         looks = 1 if own or self._first else LOOKS
         terms, parameters = self.wanted.terms, self.wanted.numbers // 2
-        samples = CrossCheck(terms, parameters, self._channel, self._place_of, node.sample, self._pace)
+        samples = CrossCheck(terms, parameters, self._channel, self._place_of, self._sample, self._pace)
 
         async def others() -> Others:
             """A look that fails, as when p2pd has just died, is no sign of an empty swarm."""
@@ -242,7 +237,7 @@ class CatchUp:
                 await asyncio.sleep(choose_donor.RETRY_S)
 
         async def judge(donor: str, state: LiveState) -> str | None:
-            losses = await node.try_state(state)
+            losses = await asyncio.wrap_future(self._owner.try_state(state.data))
             log.info("held-out loss: %.4g here, %.4g with the state that came", losses.own, losses.theirs)
             near = samples.is_own(state) and losses.theirs <= losses.own + cross_check.BETTER * abs(losses.own)
             agreed = near or samples.agreed(state)
@@ -261,6 +256,9 @@ class CatchUp:
             self._diverged_from.clear()
             self._diverged_rounds = 0
         return state is not None
+
+    async def _sample(self, blocks: Sequence[int]) -> bytes:
+        return (await asyncio.wrap_future(self._owner.sample(blocks)))[1]
 
     async def _has_not_diverged(self, samples: CrossCheck, there: Collection[str]) -> bool:
         """Asks those first that it has committed with. A codec whose memory of ranges was spoiled finds divergence

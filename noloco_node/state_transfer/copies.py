@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Protocol
 
+from noloco_node.core.verdict import Trial
 from noloco_node.state_transfer.client import aside
 from noloco_node.wire import messages as wire
 from noloco_node.wire import state_format
@@ -29,6 +30,7 @@ class StateOwner(Protocol):
 
     def live_state(self) -> "Future[tuple[int, memoryview]]": ...
     def sample(self, blocks: Sequence[int]) -> "Future[tuple[int, bytes]]": ...
+    def try_state(self, state: memoryview) -> "Future[Trial]": ...
 
 
 class StateCopy:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from statistics import median_low
 
 import grpc
@@ -87,7 +87,7 @@ class CrossCheck:
         parameters: int,
         channel: Callable[[str], grpc.aio.Channel],
         place_of: Callable[[str], str],
-        own: Callable[[Collection[int]], Awaitable[bytes]],
+        own: Callable[[Sequence[int]], Awaitable[bytes]],
         pace: Traffic | None = None,
     ) -> None:
         """`own`: those blocks of this node's weights."""

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Collection, Coroutine, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import pytest
-from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, blocks_of, chunks, header, numbers, record
+from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, answer, chunks, header, numbers, record
 from virtual_clock import run_virtual
 
 from noloco_node.core.verdict import Trial
@@ -62,11 +63,11 @@ class Node:
     async def swap_is_over(self) -> bool:
         return True
 
-    async def sample(self, blocks: Collection[int]) -> bytes:
-        return blocks_of(self.own, blocks)
+    def sample(self, blocks: Sequence[int]) -> "Future[tuple[int, bytes]]":
+        return Owner(self.own, self.round).sample(blocks)
 
-    async def try_state(self, state: LiveState) -> Trial:
-        return Trial(own=5.0, theirs=4.0, later=4.0, added=0.1, new=5.0)
+    def try_state(self, _state: memoryview) -> "Future[Trial]":
+        return answer(Trial(own=5.0, theirs=4.0, later=4.0, added=0.1, new=5.0))
 
     async def adopt(self, state: LiveState) -> None:
         self.round, self.state = state.round, bytes(state.data)
@@ -83,7 +84,7 @@ def play(story: Coroutine[Any, Any, T]) -> T:
 
 async def catch_up_of(node: Node, network: DonorNetwork, **options: bool) -> CatchUp:
     me = await network.joining_node("me")
-    return CatchUp(node, me.channel, Wanted(TERMS, NUMBERS, BUDGET), place_of=me.place_of, **options)
+    return CatchUp(node, node, me.channel, Wanted(TERMS, NUMBERS, BUDGET), place_of=me.place_of, **options)
 
 
 # ---- which state ---------------------------------------------------------------------------------------------------

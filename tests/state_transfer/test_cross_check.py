@@ -4,13 +4,14 @@ import asyncio
 import gc
 import math
 import weakref
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from donors import BUDGET, TERMS, DonorNetwork, FaultyDonor, Owner, blocks_of, chunks, header, record
+from donors import BUDGET, TERMS, DonorNetwork, FaultyDonor, Owner, answer, blocks_of, chunks, header, record
 from hypothesis import given
 from hypothesis import strategies as st
 from virtual_clock import run_virtual
@@ -72,14 +73,14 @@ class Node:
     async def swap_is_over(self) -> bool:
         return True
 
-    async def sample(self, blocks: Collection[int]) -> bytes:
-        return blocks_of(state(self.own), blocks)
+    def sample(self, blocks: Sequence[int]) -> "Future[tuple[int, bytes]]":
+        return Owner(state(self.own), self.round).sample(blocks)
 
-    async def try_state(self, state: LiveState) -> Trial:
-        phi, delta = np.split(np.frombuffer(state.data, np.float32), 2)
+    def try_state(self, state: memoryview) -> "Future[Trial]":
+        phi, delta = np.split(np.frombuffer(state, np.float32), 2)
         added = 0.1 * float(np.linalg.norm(delta) / np.linalg.norm(phi))
         self.tried.append(Trial(loss_at(self.own), loss_at(phi), loss_at(phi + 0.1 * delta), added, FRESH_LOSS))
-        return self.tried[-1]
+        return answer(self.tried[-1])
 
     async def adopt(self, state: LiveState) -> None:
         self.adopted.append(bytes(state.data))
@@ -127,7 +128,7 @@ class Swarm:
 
     async def catch_up(self, node: Node) -> CatchUp:
         me = await self.network.joining_node("me")
-        return CatchUp(node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET), place_of=me.place_of)
+        return CatchUp(node, node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET), place_of=me.place_of)
 
 
 async def joined(swarm: Swarm, own: np.ndarray[Any, Any] = FRESH) -> Node:
@@ -199,7 +200,7 @@ def test_where_each_has_data_of_its_own_a_claim_says_nothing(same_data: bool, mo
         network, data = DonorNetwork(), honest(0)
         await network.donor("donor", Owner(data, 50, loss=0.1))
         node, me = Node([record("donor", 50)]), await network.joining_node("me")
-        catching = CatchUp(node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET), same_data=same_data)
+        catching = CatchUp(node, node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET), same_data=same_data)
         if same_data:
             with pytest.raises(SwarmUnreachable, match="worse_than_claimed"):
                 await catching.fetch_first_state()
@@ -215,15 +216,16 @@ def test_the_test_of_a_state_may_take_longer_than_a_donor_may(monkeypatch: pytes
     monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
 
     class Slow(Node):
-        async def try_state(self, state: LiveState) -> Trial:
-            await asyncio.sleep(400)
-            return await super().try_state(state)
+        def try_state(self, state: memoryview) -> "Future[Trial]":
+            later: Future[Trial] = Future()
+            asyncio.get_running_loop().call_later(400, later.set_result, super().try_state(state).result())
+            return later
 
     async def story() -> None:
         network, data = DonorNetwork(), honest(0)
         await network.donor("donor", Owner(data, 50))
         node, me = Slow([record("donor", 50)]), await network.joining_node("me")
-        await CatchUp(node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET)).fetch_first_state()
+        await CatchUp(node, node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET)).fetch_first_state()
         assert node.adopted == [data]
         await network.close()
 
@@ -237,11 +239,11 @@ def test_a_state_that_was_refuted_is_gone_before_the_next_one_comes(monkeypatch:
     left: list[int] = []
 
     class Watching(Node):
-        async def try_state(self, state: LiveState) -> Trial:
+        def try_state(self, state: memoryview) -> "Future[Trial]":
             gc.collect()
             left.append(sum(one() is not None for one in refuted))
-            refuted.append(weakref.ref(state.data))
-            return await super().try_state(state)
+            refuted.append(weakref.ref(state))
+            return super().try_state(state)
 
     async def story() -> None:
         network = DonorNetwork()
@@ -249,7 +251,7 @@ def test_a_state_that_was_refuted_is_gone_before_the_next_one_comes(monkeypatch:
             await network.donor(name, Owner(data, 50, loss=0.1))
         node, me = Watching([record("one", 50), record("two", 50)]), await network.joining_node("me")
         with pytest.raises(SwarmUnreachable):
-            await CatchUp(node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET)).fetch_first_state()
+            await CatchUp(node, node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET)).fetch_first_state()
         assert left == [0, 0]
         await network.close()
 
@@ -342,7 +344,9 @@ def test_two_nodes_never_take_each_others_state() -> None:
             await me.start()
         for name, other in (("a", "b"), ("b", "a")):
             me = network.transports[name]
-            catching = CatchUp(nodes[name], me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET), place_of=me.place_of)
+            catching = CatchUp(
+                nodes[name], nodes[name], me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET), place_of=me.place_of
+            )
             catching.round_over(None, other)
             assert not any(catching.round_over("diverged", other) for _ in range(20))
         await network.close()
