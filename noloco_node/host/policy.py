@@ -32,7 +32,7 @@ class Policy:
     def __init__(self, config: NodeConfig, home: Home, last_swap: Callable[[], LastRound | None]) -> None:
         self._hours = config.hours
         self._quota = DailyQuota(config.daily_upload, config.daily_download)
-        self._rates = config.max_upload, config.max_download
+        self.max_upload, self.max_download = config.max_upload, config.max_download
         self._file, self._saved_at = home.traffic, -math.inf
         self._saved = read_day(self._file)
         self._last_swap = last_swap
@@ -98,7 +98,8 @@ class Policy:
         return (*self._of_the_quota(staged), *(() if swaps_fit else (self._too_slow(),)))
 
     def _too_slow(self) -> Health:
-        own = [flag for flag, limit in zip(_RATES, self._rates, strict=True) if limit is not None]
+        rates = self.max_upload, self.max_download
+        own = [flag for flag, limit in zip(_RATES, rates, strict=True) if limit is not None]
         remedy = f"raise {' or '.join(own)}, or ask" if own else "ask"
         return Health(
             "warning",

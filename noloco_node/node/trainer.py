@@ -61,7 +61,6 @@ from noloco_node.views.gather import GatherView
 from noloco_node.views.history import HistoryView
 from noloco_node.views.peers import PeersView
 from noloco_node.views.status import GpuView, Phase, StatusView
-from noloco_node.wire.messages import BLOCK, MAX_SAMPLE_BLOCKS
 from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server, add_StateServicer_to_server
 from noloco_node.wire.stage_pb2_grpc import add_StageServicer_to_server
 
@@ -117,20 +116,17 @@ class TrainingNode(BaseNode):
         is_partner = self._transport.is_partner = lambda peer: self._rounds.standing(peer).committed > 0
         caller, channel, place = self._transport.caller, self._transport.channel, self._transport.place
         self._known_runs = run_registry.RunRegistry(place=place, traffic=traffic)
-        self._state_service = StateService(
-            caller, lambda: self._stats.round, traffic, self._refuses_state, lambda: self._stats.eval_loss, place=place
-        )
+        progress = lambda: (self._stats.round, self._stats.eval_loss)  # noqa: E731
+        self._state_service = StateService(caller, place, progress, self._policy)
         self._transport.serve(lambda server: add_RunsServicer_to_server(self._known_runs, server))
         self._transport.serve(self._rounds.add_to)
         self._transport.serve(lambda server: add_StateServicer_to_server(self._state_service, server))
-        room = self._policy.room_to_receive
         self._stages = StageService(self._transport, random.Random(), self._rounds.misbehaved, traffic)
         self._transport.serve(lambda server: add_StageServicer_to_server(self._stages, server))
         self._own_stage = OwnStage(
             config, self._home, self._identity.peer_id, self._sources, self._stages, is_partner, moves_to, report
         )
-        home, most, place_of = self._home.root, config.max_download, self._transport.place_of
-        self._collector = Collector(home, channel, traffic, room, most, place_of)
+        self._collector = Collector(self._home.root, channel, self._policy, self._transport.place_of)
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._rules: RunRules | None = None
         self._token = config.token or b""
@@ -304,7 +300,7 @@ class TrainingNode(BaseNode):
                 at = self._own_stage.at
                 raise find_run.nobody(run, f"stage {at} of {run.label}" if at else run.label, lost=self._lost_weights)
         self._begin_rounds(rules, ready)
-        self._state_service.begin(terms, thread, rules.refuses)
+        self._state_service.begin(terms, thread, 8 * ready.parameters, rules.refuses)
         self._schedule = self._new_schedule(thread, partial(keeper.save, layout=ready.layout))
         run = rules.run  # it may have been amended meanwhile
         if self._config.rounds is not None:
@@ -645,12 +641,6 @@ class TrainingNode(BaseNode):
 
     def _is_behind(self) -> bool:
         return self._catch_up is not None and self._catch_up.is_behind()
-
-    def _refuses_state(self, reserved_bytes: int, whole: bool) -> bool:
-        """By the quota; not in a pause: a node that joins while everybody pauses would have to begin from nothing."""
-        if not whole:
-            return not self._policy.room_to_send(4 * MAX_SAMPLE_BLOCKS * BLOCK + reserved_bytes)
-        return not self._policy.room_to_give(8 * self._ready.parameters if self._ready else 0, reserved_bytes)
 
     # ---- events of the rounds ----
     def swapping(self, under_way: bool) -> None:

@@ -7,6 +7,7 @@ reported. Only φ is kept, as plain fp32. The caller uses the files; those of an
 
 import asyncio
 import logging
+import math
 import random
 import shutil
 import tempfile
@@ -22,7 +23,7 @@ from noloco_node.base.atomic_files import cannot_write
 from noloco_node.base.states import HAS_WEIGHTS, NodeState
 from noloco_node.base.units import size
 from noloco_node.errors import DiskFull, NolocoError, NonFinite, PeerFault, PeerMisbehaved, SwarmUnreachable
-from noloco_node.host.traffic import Traffic
+from noloco_node.host.policy import Policy
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import client
 from noloco_node.state_transfer.choose_donor import STALE_ROUNDS
@@ -67,22 +68,18 @@ class OtherStage:
 
 
 class Collector:
-    """One collection at a time. `has_room`: whether the day's quota allows to receive so many bytes; `rate_bytes_s`:
-    the volunteer's --max-download."""
+    """One collection at a time."""
 
-    def __init__(  # noqa: PLR0913, PLR0917
+    def __init__(
         self,
         home: Path,
         channel: Callable[[str], grpc.aio.Channel],
-        pace: Traffic,
-        has_room: Callable[[int], bool],
-        rate_bytes_s: float | None = None,
+        policy: Policy,
         place_of: Callable[[str], str] = str,
     ) -> None:
         self._home = home / FOLDER
-        self._channel, self._pace, self._has_room = channel, pace, has_room
-        self._slowest = min(SLOWEST_BYTES_S, rate_bytes_s / 2 if rate_bytes_s else SLOWEST_BYTES_S)
-        self._place_of = place_of
+        self._channel, self._policy, self._place_of = channel, policy, place_of
+        self._slowest = min(SLOWEST_BYTES_S, (policy.max_download or math.inf) / 2)
         self._busy = False
         self._own: OwnState  # from here on: of the collection under way
         self.view = GatherView()
@@ -191,13 +188,13 @@ class Collector:
         """One donor's, if it sends it and is not of a round before `oldest`. Raises DiskFull, UsageError."""
         terms, parameters = (stage or self._own).terms, (stage or self._own).parameters
         name, download = peer_names.name_of(donor.peer_id), Download(2 * parameters)
-        if not self._has_room(download.total_bytes):
+        if not self._policy.room_to_receive(download.total_bytes):
             self._skip(name, "the day's download has no room for its state; --daily-download allows more")
             return
         attempt = _Attempt(self, name, oldest, self._own.budget)
         try:
             async with asyncio.timeout(BEGIN_S + download.total_bytes / self._slowest):
-                state = await client.fetch(self._channel(donor.peer_id), terms, download, attempt, self._pace)
+                state = await client.fetch(self._channel(donor.peer_id), terms, download, attempt, self._policy.traffic)
             await self._keep(folder, donor.peer_id, donor.step, state, stage)
         except TimeoutError:
             self._skip(name, "too slow")

@@ -18,7 +18,7 @@ import grpc
 from noloco_node.base.peer_names import name_of
 from noloco_node.errors import NolocoError, PeerFault, PeerRefused
 from noloco_node.host.limits import MIN_RATE_BYTES_S
-from noloco_node.host.traffic import Traffic
+from noloco_node.host.policy import Policy
 from noloco_node.run.admission import Refuses, refuses_nobody
 from noloco_node.state_transfer.client import StateTerms
 from noloco_node.state_transfer.copies import StateCopies, StateOwner
@@ -42,6 +42,7 @@ LEAST_BYTES_S = MIN_RATE_BYTES_S / 2
 SAMPLE_EVERY_S, SAMPLES_OF_PLACE, SAMPLES_A_MINUTE = 2.0, 20, 60
 """How often one caller is sent blocks of the weights, and how often a minute those of one place and all callers: 64 KiB
 a second at most where they ask for as many as our own newcomers do."""
+SAMPLE_BYTES = 4 * wire.MAX_SAMPLE_BLOCKS * wire.BLOCK
 
 log = logging.getLogger(__name__)
 
@@ -141,21 +142,20 @@ class _Reader:
             self._waited_s += loop.time() - began
 
 
-HasNoRoom = Callable[[int, bool], bool]
-"""Whether the volunteer's limits have no room, beside so many bytes that are reserved already, for another state; if
-the second is false, for a sample."""
-
-
 class ReservedBytes:
     """Upload bytes reserved for downloads under way, counted against the day's quota."""
 
-    def __init__(self, refuses: HasNoRoom) -> None:
-        self._refuses = refuses
-        self._bytes = 0
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._bytes = self.state_bytes = 0
 
-    def too_many(self, *, whole: bool = True) -> bool:
-        """Whether there is no room for one more state, or for a sample."""
-        return self._refuses(self._bytes, whole)
+    def has_room(self) -> bool:
+        """For one more state, by the quota; not in a pause: a node that joins while everybody pauses would have to
+        begin from nothing."""
+        return self._policy.room_to_give(self.state_bytes, self._bytes)
+
+    def has_room_for_sample(self) -> bool:
+        return self._policy.room_to_send(SAMPLE_BYTES + self._bytes)
 
     @contextmanager
     def of(self, size_bytes: int) -> Iterator[Callable[[int], None]]:
@@ -192,40 +192,37 @@ class _Samples:
 
 
 class StateService(StateServicer):
-    """`caller`: the peer id of who calls; `place`: where it is (base/places.py); `round` and `eval_loss`: of this node,
-    now; `refuses`: see `HasNoRoom`."""
+    """`caller`: the peer id of who calls; `place`: where it is (base/places.py); `progress`: round and held-out loss of
+    this node, now."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         caller: Callable[[Any], str],
-        round: Callable[[], int],
-        pace: Traffic | None = None,
-        refuses: HasNoRoom = lambda *_: False,
-        eval_loss: Callable[[], float | None] = lambda: None,
-        *,
-        place: Callable[[Any], str] | None = None,
+        place: Callable[[Any], str],
+        progress: Callable[[], tuple[int, float | None]],
+        policy: Policy,
     ) -> None:
-        self._caller, self._place = caller, place or caller
-        self._eval_loss = eval_loss
+        self._caller, self._place, self._progress = caller, place, progress
         self._samples = _Samples()
-        self._round = round
-        self._pace = pace or Traffic()
-        self._reserved = ReservedBytes(refuses)
+        self._pace = policy.traffic
+        self._reserved = ReservedBytes(policy)
         self._terms: StateTerms | None = None
         self._refuses_peer: Refuses = refuses_nobody
         self._copies: StateCopies | None = None
         self._queue = DownloadQueue()
 
-    def begin(self, terms: StateTerms, owner: StateOwner, refuses_peer: Refuses = refuses_nobody) -> None:
-        self._terms, self._refuses_peer = terms, refuses_peer
-        self._copies = StateCopies(owner, self._round)
+    def begin(
+        self, terms: StateTerms, owner: StateOwner, state_bytes: int, refuses_peer: Refuses = refuses_nobody
+    ) -> None:
+        self._terms, self._refuses_peer, self._reserved.state_bytes = terms, refuses_peer, state_bytes
+        self._copies = StateCopies(owner, lambda: self._progress()[0])
 
     async def Progress(self, request: pb.StateRequest, context: Any) -> pb.StateProgress:  # noqa: N802
         try:
             self._agreed(self._caller(context), wire.decode_state_request(request))
         except NolocoError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _code(error).reason)
-        return pb.StateProgress(round=self._round())
+        return pb.StateProgress(round=self._progress()[0])
 
     async def Sample(self, request: pb.SampleRequest, context: Any) -> pb.StateSample:  # noqa: N802
         try:
@@ -240,17 +237,17 @@ class StateService(StateServicer):
         asked = wire.decode_sample_request(request)
         copies = self._agreed(peer, asked)
         now = asyncio.get_running_loop().time()
-        if self._reserved.too_many(whole=False) or not self._samples.may_have_one(peer, place, now):
+        if not self._reserved.has_room_for_sample() or not self._samples.may_have_one(peer, place, now):
             raise PeerRefused(wire.Code.BUSY.reason)
         round_, blocks = await asyncio.wrap_future(copies.owner.sample(asked.blocks))
-        return wire.encode_sample(wire.StateSample(round_, self._eval_loss(), blocks))
+        return wire.encode_sample(wire.StateSample(round_, self._progress()[1], blocks))
 
     async def Fetch(self, request: pb.StateRequest, context: Any) -> AsyncIterator[pb.StateFrame]:  # noqa: N802
         peer, ticket = self._caller(context), None
         try:
             asked = wire.decode_state_request(request)
             copies = self._agreed(peer, asked)
-            if self._reserved.too_many():
+            if not self._reserved.has_room():
                 raise PeerRefused(wire.Code.PAUSED.reason)
             ticket = self._queue.join(peer, self._place(context))
             if ticket is None:
@@ -310,7 +307,7 @@ async def _answer(
     finally:
         making.cancel()  # no harm to one that is done
     copy, version = making.result()
-    if reserved.too_many():  # others may have used the day's quota while this one waited
+    if not reserved.has_room():  # others may have used the day's quota while this one waited
         raise PeerRefused(wire.Code.PAUSED.reason)
     first = asked.fragment if asked.root == version.root else 0
     if first > state_format.fragments(version.total_bytes):

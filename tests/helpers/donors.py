@@ -5,12 +5,16 @@ import random
 from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import Future
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
 import grpc
 from memory_network.network import MemoryNetwork, MemoryTransport
 
 from noloco_node.errors import PeerMisbehaved
+from noloco_node.host.config import NodeConfig
+from noloco_node.host.home import Home
+from noloco_node.host.policy import Policy
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer.choose_donor import Checks
 from noloco_node.state_transfer.client import LiveState, StateTerms
@@ -136,6 +140,12 @@ def record(peer: str, round: int, state: str = "training") -> PeerRecord:
     return PeerRecord(peer_id=peer, state=state, round=round, **figures, **told)
 
 
+def policy(**limits: float) -> Policy:
+    """Of a volunteer with these settings, whose home does not exist."""
+    home = Path("/nowhere")
+    return Policy(NodeConfig(home=home, **limits), Home(home), lambda: None)
+
+
 class DonorNetwork:
     """An in-memory network with donors, faulty donors and joining nodes."""
 
@@ -143,16 +153,15 @@ class DonorNetwork:
         self.network = MemoryNetwork(random.Random(1), **{"delay_s": 0.02, **links})
         self.transports: dict[str, MemoryTransport] = {}
 
-    async def donor(self, name: str, owner: Owner, terms: StateTerms = TERMS, **options: Any) -> StateService:
+    async def donor(self, name: str, owner: Owner, terms: StateTerms = TERMS, **limits: float) -> StateService:
         transport = self.transports[name] = self.network.join(name)
 
         def place(context: Any) -> str:
             caller = transport.caller(context)
             return self.network.places.get(caller, caller)
 
-        options = {"eval_loss": lambda: owner.loss, "place": place, **options}
-        service = StateService(transport.caller, lambda: owner.round, **options)
-        service.begin(terms, owner)
+        service = StateService(transport.caller, place, lambda: (owner.round, owner.loss), policy(**limits))
+        service.begin(terms, owner, len(owner.data))
         transport.serve(lambda server: add_StateServicer_to_server(service, server))
         await transport.start()
         return service

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, chunks, header, numbers
+from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, chunks, header, numbers, policy
 from virtual_clock import run_virtual
 
 from noloco_node.base.peer_names import name_of
-from noloco_node.host.traffic import Traffic
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import collect
 from noloco_node.state_transfer.client import StateTerms
@@ -22,17 +21,6 @@ from noloco_node.views.gather import GatherView
 
 OWN = OwnState("joining", TERMS, NUMBERS // 2, 12, 600, BUDGET)
 NAN = b"\x00\x00\xc0\x7f"
-
-
-class Room:
-    """What a day's quota says; `states`: so many more."""
-
-    def __init__(self, states: int = 100) -> None:
-        self.states = states
-
-    def __call__(self, _size_bytes: int) -> bool:
-        self.states -= 1
-        return self.states >= 0
 
 
 def record(name: str, state: str = "training", round: int = 12) -> PeerRecord:
@@ -55,7 +43,8 @@ async def views(
 async def gather(network: DonorNetwork, home: Path, there: list[PeerRecord], peers: int, **options: Any) -> GatherView:
     node = await network.joining_node()
     what = {name: options.pop(name) for name in ("at", "stages") if name in options}
-    collector = Collector(home, node.channel, Traffic(), options.pop("room", Room()), **options)
+    place_of = options.pop("place_of", str)
+    collector = Collector(home, node.channel, policy(**options), place_of)
     try:
         return (await views(collector, there, peers, **what))[-1]
     finally:
@@ -151,7 +140,7 @@ def test_the_disk_must_have_room_for_the_states_of_all_stages(tmp_path: Path, mo
 def test_a_node_whose_own_weights_are_not_finite_says_so(tmp_path: Path) -> None:
     async def story() -> GatherView:
         network = DonorNetwork()
-        collector = Collector(tmp_path, (await network.joining_node()).channel, Traffic(), Room())
+        collector = Collector(tmp_path, (await network.joining_node()).channel, policy())
         said = await views(collector, [], 1, own=NAN + numbers(0)[4:])
         await network.close()
         return said[-1]
@@ -170,11 +159,12 @@ def test_no_more_states_than_were_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_days_quota_is_kept(tmp_path: Path) -> None:
-    async def story(room: int) -> GatherView:
+    async def story(states: int) -> GatherView:
         network = DonorNetwork()
         for seed, name in enumerate(("one", "two")):
             await network.donor(name, Owner(numbers(seed)))
-        return await gather(network, tmp_path, [record("one"), record("two")], 2, room=Room(room))
+        room_bytes = int((states + 0.5) * 4 * NUMBERS)
+        return await gather(network, tmp_path, [record("one"), record("two")], 2, daily_download=room_bytes)
 
     some = asyncio.run(story(1))
     assert len(some.states) == 2 and "--daily-download" in some.skipped[0] and some.failure is None
@@ -201,7 +191,7 @@ def test_one_at_a_time_and_a_caller_that_goes_leaves_no_files(tmp_path: Path) ->
         await network.faulty_donor("silent", FaultyDonor([header(numbers(1))], silent=True))
         await network.donor("honest", Owner(numbers(1)))
         node = await network.joining_node()
-        collector = Collector(tmp_path, node.channel, Traffic(), Room())
+        collector = Collector(tmp_path, node.channel, policy())
         async with aclosing(collector.gather(OWN, Owner(numbers(0)), [record("silent")], 1)) as first:
             await anext(first)
             second = await views(collector, [record("honest")], 1)

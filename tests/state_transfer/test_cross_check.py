@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from donors import BUDGET, TERMS, DonorNetwork, FaultyDonor, Owner, answer, blocks_of, chunks, header, record
+from donors import BUDGET, TERMS, DonorNetwork, FaultyDonor, Owner, answer, blocks_of, chunks, header, policy, record
 from hypothesis import given
 from hypothesis import strategies as st
 from virtual_clock import run_virtual
@@ -338,8 +338,8 @@ def test_two_nodes_never_take_each_others_state() -> None:
         nodes = {"a": Node([record("b", round=50)], TRUTH, 50), "b": Node([record("a", round=50)], FRESH, 50)}
         for name, node in nodes.items():
             me = network.transports[name] = network.network.join(name)
-            service = server.StateService(me.caller, lambda: 50)
-            service.begin(TERMS, Owner(state(node.own), 50))
+            service = server.StateService(me.caller, me.caller, lambda: (50, None), policy())
+            service.begin(TERMS, Owner(state(node.own), 50), 8 * PARAMETERS)
             me.serve(lambda grpc_server, service=service: add_StateServicer_to_server(service, grpc_server))
             await me.start()
         for name, other in (("a", "b"), ("b", "a")):
@@ -437,7 +437,7 @@ def asked(donor: Owner | FaultyDonor | None, *requests: tuple[StateTerms, list[i
                 await network.faulty_donor("donor", donor)
             case None:
                 transport = network.transports["donor"] = network.network.join("donor")
-                service = server.StateService(transport.caller, lambda: 0)
+                service = server.StateService(transport.caller, transport.caller, lambda: (0, None), policy())
                 transport.serve(lambda grpc_server: add_StateServicer_to_server(service, grpc_server))
                 await transport.start()
         channel = (await network.joining_node()).channel("donor")

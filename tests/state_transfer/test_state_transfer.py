@@ -236,7 +236,7 @@ def test_a_download_that_makes_room_hears_that_the_donor_is_busy(monkeypatch: py
 def test_copies_are_few_and_are_dropped_after_use(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         network, owner = DonorNetwork(), Owner(DATA * 4)
-        service = await network.donor("donor", owner, pace=Traffic(upload_bytes_s=32e3))  # 5 minutes for one
+        service = await network.donor("donor", owner, max_upload=32e3)  # 5 minutes for one
         slow = []
         for number in range(4):
             channel = (await network.joining_node(f"n{number}")).channel("donor")
@@ -364,17 +364,13 @@ def test_the_slowest_allowed_download_gets_all_of_it(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_the_days_upload_quota_holds_for_downloads_at_once(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     async def story() -> None:
-        network, traffic = DonorNetwork(bandwidth_bytes_s=1e6), Traffic()
-
-        def full(promised: int, _whole: bool) -> bool:
-            return traffic.used.sent + promised + TOTAL > 1.5 * TOTAL
-
-        await network.donor("donor", Owner(DATA), pace=traffic, refuses=full)
+        network = DonorNetwork(bandwidth_bytes_s=1e6)
+        service = await network.donor("donor", Owner(DATA), daily_upload=int(1.5 * TOTAL))
         channels = [(await network.joining_node(f"n{number}")).channel("donor") for number in range(8)]
         downloads = (fetch(channel, TERMS, Download(NUMBERS), Watcher()) for channel in channels)
         results = await asyncio.gather(*downloads, return_exceptions=True)
         assert sorted(type(result).__name__ for result in results) == ["LiveState", *7 * ["PeerRefused"]]
-        assert traffic.used.sent < 1.1 * TOTAL
+        assert service._pace.used.sent < 1.1 * TOTAL
         assert {str(result) for result in results if isinstance(result, PeerRefused)} == {"paused"}
         await network.close()
 
@@ -400,7 +396,7 @@ def test_who_asks_for_a_fragment_that_does_not_exist_frees_no_quota() -> None:
 def test_an_upload_obeys_its_limit() -> None:
     async def story() -> None:
         network = DonorNetwork()
-        await network.donor("donor", Owner(DATA), pace=Traffic(upload_bytes_s=1e5))
+        await network.donor("donor", Owner(DATA), max_upload=1e5)
         clock = asyncio.get_running_loop().time
         began = clock()
         await fetch((await network.joining_node()).channel("donor"), TERMS, Download(NUMBERS), Watcher())
@@ -513,7 +509,7 @@ def test_over_a_connection_that_breaks_again_and_again_each_byte_comes_once(monk
 def test_a_node_that_waits_at_a_busy_donor_turns_to_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         network = DonorNetwork()
-        await network.donor("busy", Owner(DATA * 8), pace=Traffic(upload_bytes_s=MIN_RATE_BYTES_S))
+        await network.donor("busy", Owner(DATA * 8), max_upload=MIN_RATE_BYTES_S)
         await network.donor("idle", Owner(OTHER * 8))
         others = [
             asyncio.create_task(
@@ -538,7 +534,7 @@ def test_where_all_are_busy_it_waits_its_turn_at_one_of_them(monkeypatch: pytest
     async def story() -> None:
         network, others = DonorNetwork(), []
         for name in ("one", "two"):  # each gives what it has in 10 minutes
-            await network.donor(name, Owner(DATA * 8), pace=Traffic(upload_bytes_s=4 * len(DATA) * 8 / 600))
+            await network.donor(name, Owner(DATA * 8), max_upload=4 * len(DATA) * 8 / 600)
             for i in range(server.AT_ONCE):
                 channel = (await network.joining_node(f"{name}{i}")).channel(name)
                 others.append(asyncio.create_task(fetch(channel, TERMS, Download(8 * NUMBERS), Watcher())))

@@ -31,7 +31,7 @@ def meet(peer: str, token: bytes, *, revoked: bool, story: Any) -> Owner:
     async def main() -> None:
         network = DonorNetwork()
         service = await network.donor("donor", owner)
-        service.begin(terms, owner, lambda who, shown: rule.refusal(who, shown, AT - 1))
+        service.begin(terms, owner, len(DATA), lambda who, shown: rule.refusal(who, shown, AT - 1))
         joining = network.network.join(peer)
         await joining.start()
         await story(joining.channel("donor"), terms)

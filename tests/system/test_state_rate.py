@@ -54,14 +54,18 @@ class Watcher:
 async def donor(host: str, directory: Path, state_bytes: int) -> None:
     from noloco_node.base.addresses import Address
     from noloco_node.base.identity import Identity
+    from noloco_node.host.config import NodeConfig
+    from noloco_node.host.home import Home
+    from noloco_node.host.policy import Policy
     from noloco_node.state_transfer.client import StateTerms
     from noloco_node.state_transfer.server import StateService
     from noloco_node.transport.libp2p import Libp2pTransport
     from noloco_node.wire.peer_pb2_grpc import add_StateServicer_to_server
 
     transport = Libp2pTransport(Identity.load_or_create(directory / "donor.key"), Address("ip4", host, 0))
-    service = StateService(transport.caller, lambda: 7)
-    service.begin(StateTerms(b"r" * 32, b"l" * 32), Giver(state_bytes))
+    policy = Policy(NodeConfig(home=directory), Home(directory), lambda: None)
+    service = StateService(transport.caller, transport.caller, lambda: (7, None), policy)
+    service.begin(StateTerms(b"r" * 32, b"l" * 32), Giver(state_bytes), state_bytes)
     transport.serve(lambda server: add_StateServicer_to_server(service, server))
     await transport.start()
     print(json.dumps(str(transport.addresses()[0])), flush=True)  # noqa: T201
