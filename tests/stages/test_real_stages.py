@@ -131,7 +131,7 @@ def test_three_and_one_become_two_and_two(real_nodes: RealNodes, capsys: pytest.
     until(lambda: falls(first), "its eval loss falls", 300)
     for node in others:
         node.leave()
-    others = [real_nodes.node(node.home.name, *words, "--stage", "none") for node in others]  # no longer told where to stay
+    others = [real_nodes.node(node.home.name, *words, "--stage", "none") for node in others]  # anywhere
     for node in others:
         until(lambda node=node: node.ask("status").get("state") == "training", "it is back", 120)
     began = time.monotonic()
