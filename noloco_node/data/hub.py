@@ -13,9 +13,9 @@ several read is that of stream.py, the best there is without knowing of each oth
 records eight replicas that read 5,000 each read 26,206 ± 1,792 distinct ones in pieces of 1,000, 26,184 ± 3,339 in a
 file without pieces. If they all began within the first 1,024 records of one file they would read 5,802 ± 127.
 
-hub_stream.py reads the next blocks in a thread. When the network fails, that waits, logs it, and tries again. The
-manifest and what it names come from unknown authors: only formats that hold data are read, and only files of that data
-set.
+hub_stream.py reads the next blocks in a thread. When the network fails, that waits, logs it, and tries again; what is
+damaged is left out. The manifest and what it names come from unknown authors: only formats that hold data are read, and
+only files of that data set.
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from gzip import BadGzipFile
 from itertools import accumulate, islice, pairwise
 from typing import Any, TypeAlias
 
@@ -54,6 +55,8 @@ MAX_SKIP = 100_000
 """An epoch begins within so many records of its first piece, which is streamed up to there; of a set in many pieces
 within its share of them, as few replicas begin in the same one."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+DAMAGED_TRIES = 3
+"""Of a place whose content cannot be read, in case it was only cut off on its way."""
 
 _FORMATS = ("parquet", "json", "csv", "arrow")
 """Not text: `datasets` makes each line of a file a record of its own, without its end."""
@@ -204,7 +207,7 @@ class Reader:
     def blocks(self, mark: Mark, stop: threading.Event) -> Iterator[Block]:
         """Blocks from `mark` on, for ever. Waits and tries again when the network fails. Raises UsageError,
         Incompatible."""
-        wait_s, found = FIRST_WAIT_S, mark != Mark()
+        wait_s, damaged, found = FIRST_WAIT_S, 0, mark != Mark()
         while not stop.is_set():
             begins = True
             try:
@@ -216,14 +219,16 @@ class Reader:
                         found = True
                         yield Block(mark, tokens)
                     mark = replace(mark, block=mark.block + 1, state=state, offset=offset)
-                    wait_s = FIRST_WAIT_S
+                    wait_s, damaged = FIRST_WAIT_S, 0
                 mark, found = self._after(replace(mark, offset=offset), found)
             except NolocoError:
                 raise
             except Exception as error:
                 if begins and mark.state is not None and isinstance(error, KeyError | TypeError | AttributeError):
                     raise Incompatible(_OTHER.format(name=self._of.name)) from error
-                if not _is_temporary(error):  # every node would come to it, again and again
+                damaged += _is_damage(error)
+                if damaged > DAMAGED_TRIES or not _is_temporary(error):  # every node would come to it, again and again
+                    wait_s, damaged = FIRST_WAIT_S, 0
                     log.warning("a part of %s cannot be read and is left out: %s", self._of.name, in_one_line(error))
                     mark, found = self._after_what_fails(replace(mark, state=None, offset=mark.offset or 0), found)
                     continue
@@ -331,6 +336,13 @@ def _is_temporary(error: BaseException | None) -> bool:
         return _is_temporary(error.__cause__)
     ours = isinstance(error, OSError | EOFError) or type(error).__module__.partition(".")[0] in _NETWORK
     return ours or _is_temporary(error.__cause__)
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether the content is wrong, as of a file that was cut off or has wrong bits: no system and no network said so.
+    pyarrow raises a plain OSError then."""
+    plain = isinstance(error, EOFError | BadGzipFile) or type(error) is OSError
+    return plain and getattr(error, "errno", None) is None and error.__cause__ is None
 
 
 def _log_waiting(name: str, error: Exception, wait_s: float) -> None:

@@ -1,5 +1,6 @@
 """A streamed data set: every record once an epoch, exactly there after a resume, on through a failing network."""
 
+import gzip
 import json
 import logging
 import threading
@@ -267,6 +268,26 @@ def test_a_part_that_cannot_be_read_is_left_out(
     assert len(stream.next(60)[0]) == 60
     said = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
     assert said and said[0] == f"a part of a set cannot be read and is left out: {error}"
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_damaged_file_is_left_out_after_some_tries(
+    cut: bool, tmp_path: Path, streams: Callable[..., HubStream], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its error is an OSError or an EOFError, as those of a network are: to wait for it would never end."""
+    for number, content in enumerate((CONTENT[:100], CONTENT[100:200])):
+        packed = bytearray(gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in content).encode()))
+        if number and cut:
+            del packed[-20:]
+        elif number:
+            packed[-8] ^= 1  # of the check sum
+        (tmp_path / f"{number}.jsonl.gz").write_bytes(packed)
+    files = [str(tmp_path / f"{number}.jsonl.gz") for number in (0, 1)]
+    stream = streams(opened(datasets.load_dataset("json", data_files=files, split="train", streaming=True)))
+    rows = stream.next(600)[0]
+    said = [record.getMessage() for record in caplog.records]
+    assert len(rows) == 600 and sum("left out" in line for line in said) >= 1
+    assert sum("waiting" in line for line in said) % hub.DAMAGED_TRIES == 0
 
 
 def test_a_file_that_cannot_be_opened_is_left_out(
