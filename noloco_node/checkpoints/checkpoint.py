@@ -352,7 +352,7 @@ def _require_stored(path: Path) -> None:
         if sum(part.file_size for part in parts) > path.stat().st_size:
             raise ValueError("its parts are larger than the file")
         for part in parts:
-            if part.filename.endswith("data.pkl"):
+            if part.filename.lower().endswith("data.pkl"):  # as torch finds it
                 with pack.open(part) as pickled:
                     named = [str(what) for code, what, _ in pickletools.genops(pickled) if code.name == "GLOBAL"]
                 if odd := [what for what in named if not _NAMED.fullmatch(what)]:

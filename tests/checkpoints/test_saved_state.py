@@ -234,11 +234,11 @@ def test_a_file_of_a_tebibyte_is_not_read(tmp_path: Path, replica: Replica, late
     assert time.monotonic() - began < 5
 
 
-def packed(pickled: bytes, how: int = zipfile.ZIP_STORED) -> bytes:
+def packed(pickled: bytes, how: int = zipfile.ZIP_STORED, called: str = "data.pkl") -> bytes:
     """As torch packs it."""
     into = io.BytesIO()
     with zipfile.ZipFile(into, "w", how) as pack:
-        for name, content in {"data.pkl": pickled, "byteorder": b"little", "version": b"3\n"}.items():
+        for name, content in {called: pickled, "byteorder": b"little", "version": b"3\n"}.items():
             pack.writestr(f"archive/{name}", content)
     return into.getvalue()
 
@@ -267,6 +267,28 @@ def test_an_inner_file_that_is_no_state(
 ) -> None:
     path = write_two(tmp_path, replica, later)
     (path / "inner.pt").write_bytes(PICKLES[name] if as_it_is else packed(PICKLES[name]))
+    sign(path)
+    assert resumed(tmp_path, replica) == 0
+
+
+@pytest.mark.parametrize("name", ["data.pkl", "DATA.PKL"])
+def test_a_number_that_becomes_as_many_bytes(name: str, tmp_path: Path, replica: Replica, later: State) -> None:
+    """torch finds the pickle by any spelling."""
+    path = write_two(tmp_path, replica, later)
+    bomb = b"\x80\x02c__builtin__\nbytearray\n\x8a\x06" + (1 << 46).to_bytes(6, "little") + b"\x85R."
+    (path / "inner.pt").write_bytes(packed(bomb, called=name))
+    sign(path)
+    assert resumed(tmp_path, replica) == 0
+
+
+def test_numbers_that_are_not_in_the_file(tmp_path: Path, replica: Replica, later: State) -> None:
+    """Before 2.10 torch reads on behind what it has in memory (CVE-2026-24747)."""
+    path = write_two(tmp_path, replica, later)
+    with zipfile.ZipFile(path / "inner.pt") as pack:
+        parts = {part.filename: pack.read(part) for part in pack.infolist()}
+    with zipfile.ZipFile(path / "inner.pt", "w", zipfile.ZIP_STORED) as pack:
+        for name, content in parts.items():
+            pack.writestr(name, content[: len(content) // 2] if "/data/" in name else content)
     sign(path)
     assert resumed(tmp_path, replica) == 0
 
