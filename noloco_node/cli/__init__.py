@@ -23,7 +23,7 @@ _ENVIRONMENT = {
 }
 """Read by libraries when they are imported. A variable that the user has set stays."""
 _ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"
-"""The first name works with every torch from 2.8 on, though 2.9 to 2.11 print a line that it is deprecated: they take
+"""The first name works with every torch, though 2.10 and 2.11 print a line that it is deprecated: they take
 the second one for CUDA without using it (pytorch issue 183387)."""
 
 

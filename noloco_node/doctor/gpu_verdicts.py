@@ -82,7 +82,7 @@ def _unused(found: Unused) -> Iterator[Finding]:
         driver, cards = found.driver, ", ".join(found.driver.cards)
         runs = f"{cards} with driver {driver.version} is here"
         if found.torch_cuda is None:
-            remedy = "`pip install --force-reinstall 'torch>=2.8,<2.14'` takes the one for NVIDIA's cards"
+            remedy = "`pip install --force-reinstall 'torch>=2.10,<2.14'` takes the one for NVIDIA's cards"
             yield Finding("gpu", WARNING, f"{runs}, and torch {found.torch} is a build for the CPU", remedy)
         elif _major(found.torch_cuda) > driver.cuda[0]:
             newest = ".".join(map(str, driver.cuda))
