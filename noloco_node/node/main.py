@@ -110,7 +110,8 @@ def _told_to_leave(node: Callable[[], BaseNode], report: Report) -> Iterator[asy
 
 @contextmanager
 def _signals(leave: Callable[[], None]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM leaves cleanly, the second at once."""
+    """The first SIGINT or SIGTERM leaves cleanly, the second at once. A terminal that is closed leaves cleanly, too: it
+    may send SIGHUP twice, and SIGTERM."""
     loop = asyncio.get_running_loop()
     asked = False
 
@@ -121,9 +122,12 @@ def _signals(leave: Callable[[], None]) -> Iterator[None]:
         asked = True
         leave()
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        loop.add_signal_handler(number, on_signal)
+    ways = {signal.SIGINT: on_signal, signal.SIGTERM: on_signal}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+        ways[signal.SIGHUP] = leave
+    before = {number: signal.getsignal(number) for number in ways}
+    for number, way in ways.items():
+        loop.add_signal_handler(number, way)
     try:
         yield
     finally:

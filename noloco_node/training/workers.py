@@ -250,7 +250,7 @@ class Workers:
 
 # ---- a process -------------------------------------------------------------------------------------------------------
 def _work(connection: Connection, setup: _Setup) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the node's to hear: it may be in the middle of a step
     threading.Thread(target=_end_with_the_node, args=(setup,), daemon=True).start()
     try:

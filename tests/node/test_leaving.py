@@ -36,6 +36,17 @@ def test_who_still_starts_leaves_at_once(real_nodes: RealNodes, number: signal.S
     assert not (node.home / "runs").exists()
 
 
+def test_a_terminal_that_is_closed_costs_no_work(real_nodes: RealNodes) -> None:
+    """It hangs up twice: the shell for its jobs, and the system."""
+    node = real_nodes.node("closed", "start", str(real_nodes.paced(seconds=1.0)))
+    until(lambda: node.round() >= 2, "rounds of its own")
+    for _ in range(2):
+        node.process.send_signal(signal.SIGHUP)
+        time.sleep(0.05)  # else they may come as one
+    assert node.process.wait(3 * LEAVE_S) == 0
+    assert list(node.home.glob("runs/*/checkpoints/*"))
+
+
 def test_a_network_that_hangs_holds_nobody(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:
     node = real_nodes.node("quick", "start", str(real_nodes.paced(seconds=1.0)))
     until(lambda: node.round() >= 2, "rounds of its own")
