@@ -180,5 +180,6 @@ def printable(text: str) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """What a library says, within a sentence of ours; its kind where it says nothing."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    """What a library says, within a sentence of ours; its kind where it says nothing. It may repeat what a file
+    of a stranger has."""
+    return printable(" ".join(str(error).split()))[:200] or type(error).__name__
