@@ -35,7 +35,7 @@ class Home:
     @property
     def socket_url(self) -> str:
         """For gRPC, which decodes it: a home may have spaces and per cent signs in its name."""
-        return f"unix:{quote(str(self.socket))}"
+        return f"unix:{quote(os.fsencode(self.socket))}"
 
     @property
     def lock_file(self) -> Path:
@@ -94,7 +94,9 @@ class Home:
             require_file(descriptor)
         forks.own(descriptor)
         try:
-            if not _locked(descriptor):
+            with writing(self.lock_file):  # not every file system of a network has locks
+                is_free = _locked(descriptor)
+            if not is_free:
                 pid = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
                 raise NodeAlreadyRunning(
                     f"a node is running in {self.root} already (pid {pid}): stop it with `noloco-node leave`, "
@@ -107,7 +109,8 @@ class Home:
             yield
         finally:
             if forks.is_own(descriptor):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that has just begun may not have closed its copy yet
+                with suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that has just begun may not have closed its copy
                 forks.close(descriptor)
 
     def holder(self) -> str | None:

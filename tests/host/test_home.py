@@ -1,9 +1,11 @@
 """The state directory: who may read it, and that only one node lives there."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +106,24 @@ def test_a_child_process_does_not_keep_the_lock(tmp_path):
 def test_a_forked_worker_does_not_keep_the_lock_either(tmp_path):
     """As those of a data loader, which may stay: nor does one that goes through the end of the block take it away."""
     subprocess.run([sys.executable, "-c", _FORK, str(Home(tmp_path).create().root)], check=True, timeout=20)
+
+
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
+    """As Lustre without `flock`, or NFS without its lock daemon."""
+
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    home = Home(tmp_path)
+    said = r"node\.lock: No locks available. Name another directory with --home"
+    with pytest.raises(UsageError, match=said), home.lock():
+        pass
+    assert home.holder() is None
+
+
+def test_a_name_that_is_no_text_is_the_sockets_too():
+    assert Home(Path(os.fsdecode(b"/h/\xff %"))).socket_url == "unix:/h/%FF%20%25/control.sock"
 
 
 def test_a_path_too_long_for_a_socket_is_refused(tmp_path):
