@@ -267,7 +267,11 @@ def default_home(environ: Mapping[str, str]) -> Path:
     state = environ.get("XDG_STATE_HOME", "")
     if state.startswith("/"):  # the XDG rules: what is relative is ignored
         return Path(state, "noloco-node")
-    return Path(environ.get("HOME") or Path.home(), ".local", "state", "noloco-node")
+    try:
+        user = environ.get("HOME") or Path.home()
+    except RuntimeError:
+        user = "/"  # as Docker has it for a user without one; where nothing can be written there, that is said
+    return Path(user, ".local", "state", "noloco-node")
 
 
 def home_flag(home: Home, environ: Mapping[str, str]) -> str:

@@ -25,6 +25,16 @@ def test_home(tmp_path):
     assert config.default_home({"HOME": "/h"}) == Path("/h/.local/state/noloco-node")
 
 
+def test_a_user_without_a_home_directory_is_no_crash(monkeypatch):
+    """As one that only a container's --user names, without HOME."""
+
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    assert config.default_home({}) == Path("/.local/state/noloco-node")
+
+
 def test_flag_beats_environment_beats_file_beats_default():
     environ, file = {"NOLOCO_HOME": "/h", "NOLOCO_THREADS": "2", "NOLOCO_DEVICE": "cuda:1"}, {"threads": 1, "rounds": 7}
     assert resolve({}, {"NOLOCO_HOME": "/h"}, {}) == NodeConfig(home=Path("/h"))
