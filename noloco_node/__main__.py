@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
 from types import FrameType
 from typing import NoReturn
 
@@ -44,9 +45,20 @@ for _each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(_each, _on_signal)
 
 
+def _open_streams() -> None:
+    """So that printing cannot fail for a letter that the terminal does not have, as in the name of a home. One that was
+    closed would be the next file that is opened, and get what libraries print."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def program() -> NoReturn:
     """The verb, without the interpreter's shutdown: freeing torch object by object takes 2 s of a core, and on a busy
     machine most of the 10 s in which a node leaves."""
+    _open_streams()
     from noloco_node.cli import main
 
     code = main()

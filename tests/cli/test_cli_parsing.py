@@ -55,6 +55,22 @@ print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)
     assert done.stderr.splitlines()[-1] == "[]"
 
 
+def test_a_letter_that_the_terminal_does_not_have_ends_nothing(tmp_path):
+    words = [sys.executable, "-m", "noloco_node", "id", "--home", str(tmp_path / "h\u00f6me")]
+    environ = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environ)
+    assert done.stdout.splitlines()[-1].endswith("/h\\xf6me")
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_stream_that_is_closed_changes_no_exit_code(closed):
+    """As a supervisor may start a node. The next file that is opened would have its number."""
+    line = f"exec {sys.executable} -m noloco_node status {closed}>&-"
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"noloco-node {VERSION} (protocol {PROTOCOL})\n"
