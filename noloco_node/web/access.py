@@ -2,8 +2,9 @@
 
 Anyone who can reach the port can read; it listens on loopback unless its owner names another address. A page on another
 site must not read it through its visitor's browser, which a name that is made to point here would allow (DNS
-rebinding): names other than this machine's own are refused, in `Host` and in `Origin`. Changing something needs the
-token, which is in a file of the home that only its user can read.
+rebinding): names other than this machine's own are refused, in `Host` and in `Origin`. Nor may it ask for what it
+cannot read, as the live events, of which there are few. Changing something needs the token, which is in a file of the
+home that only its user can read.
 """
 
 import re
@@ -39,6 +40,8 @@ def check_host(request: Request) -> None:
             HTTPStatus.MISDIRECTED_REQUEST,
             "this node answers to an address, to localhost and to this machine's name: open it by one of these",
         )
+    if request.headers.get("sec-fetch-site") == "cross-site" and request.headers.get("sec-fetch-mode") != "navigate":
+        raise RefusedRequest(HTTPStatus.FORBIDDEN, "a page of another site may link to this one, and no more")
 
 
 def check_write(request: Request, token: str) -> None:

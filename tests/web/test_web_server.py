@@ -250,6 +250,14 @@ async def test_a_page_of_another_site_cannot_act_even_with_the_token(served: Ser
         assert (await served.ask("/api/pause", "POST", Authorization=right, Origin=origin))[0] == 200
 
 
+async def test_a_page_of_another_site_cannot_take_the_places_of_live_pages(served: Server) -> None:
+    """It could not read them, but eight of its requests would leave none for the volunteer."""
+    across = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+    assert (await served.ask("/api/live", **across))[0] == 403
+    assert (await served.ask("/", **across | {"Sec-Fetch-Mode": "navigate"}))[0] == 200, "a link"
+    assert (await served.ask("/api/status", **across | {"Sec-Fetch-Site": "same-origin"}))[0] == 200
+
+
 def test_the_token_is_made_once_and_readable_by_its_user_only(tmp_path: Path) -> None:
     path = tmp_path / "web.token"
     token = token_in(path)
