@@ -51,10 +51,14 @@ def load(where: Sources, tokenizer: Tokenizer, field: str) -> tuple[Tokens, Toke
     if len(paths) == 1 and paths[0].name.endswith(TOKENS):
         return token_file.load(paths[0], tokenizer)
     kept = where.cache / f"{_key(paths, tokenizer, reading)}{TOKENS}"
-    if not kept.exists():
-        log.info("tokenizing %s into %s", count(len(paths), "file"), kept)
-        tokenize(paths, kept, tokenizer, reading, _logger())
-    token_cache.use(kept)
+    if kept.exists():
+        token_cache.use(kept)
+        try:
+            return token_file.load(kept, tokenizer)
+        except UsageError as error:
+            log.warning("what is kept of these files cannot be used: %s", error)
+    log.info("tokenizing %s into %s", count(len(paths), "file"), kept)
+    tokenize(paths, kept, tokenizer, reading, _logger())
     return token_file.load(kept, tokenizer)
 
 

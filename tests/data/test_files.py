@@ -146,6 +146,16 @@ def test_files_are_tokenized_once_and_again_when_they_change(tmp_path: Path) -> 
     assert len(list(where.cache.iterdir())) == 3, "another encoding makes another text"
 
 
+def test_a_kept_file_that_is_damaged_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody made it with a command, or knows that it may be deleted."""
+    where = given(tmp_path, jsonl(tmp_path / "set.jsonl", texts(100)))
+    whole = load(where).train.copy()
+    (kept,) = where.cache.iterdir()
+    os.truncate(kept, kept.stat().st_size - 1)
+    assert np.array_equal(load(where).train, whole)
+    assert f"{kept} is damaged" in caplog.text
+
+
 def test_token_files_among_others_are_put_together(tmp_path: Path) -> None:
     content = texts(300)
     files.tokenize([jsonl(tmp_path / "a.jsonl", content[:100])], tmp_path / "a.tokens", BYTES, Reading(), nothing)
