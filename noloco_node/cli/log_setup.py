@@ -24,7 +24,8 @@ _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 @contextmanager
 def written(home: Home, level: str, form: str) -> Iterator[None]:
     """All records to the file, and this package's, from INFO on, to the terminal. `form`: one of config.LOG_FORMATS."""
-    file = _LogFile(home.log, maxBytes=_LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8", delay=True)
+    as_text = {"encoding": "utf-8", "errors": "backslashreplace"}  # a path may be no text
+    file = _LogFile(home.log, maxBytes=_LOG_BYTES, backupCount=LOG_FILES - 1, delay=True, **as_text)
     file.setFormatter(_JsonFormatter() if form == "json" else logging.Formatter(_FILE_FORMAT))
     terminal = logging.StreamHandler(sys.stderr)
     terminal.setLevel(logging.INFO)

@@ -29,6 +29,16 @@ def test_a_full_disk_costs_the_log_and_no_traceback(tmp_path: Path, capsys: pyte
     assert "a round" in said and "Traceback" not in said
 
 
+def test_a_path_that_is_no_text_costs_no_line_and_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home(tmp_path).create()
+    with log_setup.written(home, "info", "text"):
+        logging.getLogger("noloco_node").info("its checkpoints: /h/\udcff")
+    assert "its checkpoints: /h/\\udcff" in home.log.read_text()
+    assert "Traceback" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["--home", "{}"], ["--home={}"]])
 def test_a_crash_is_noted_in_the_home_that_was_named(words: list[str], tmp_path: Path) -> None:
     home = tmp_path / "home"
