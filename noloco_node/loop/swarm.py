@@ -130,7 +130,8 @@ class Swarm:
         if self._thread.ident is None:
             raise UsageError("the swarm is to be entered before its first step: `with loop.join(...) as swarm:`")
         if not self.over:
-            self._wait(loss.item() if isinstance(loss, Tensor) else loss)
+            # plain: a checkpoint with a number of numpy's could not be read
+            self._wait(loss.item() if isinstance(loss, Tensor) else float(loss))
 
     def status(self) -> "StatusView":
         """As `noloco-node status --json` has it. Raises NolocoError before the node runs and after its end."""

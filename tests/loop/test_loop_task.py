@@ -4,7 +4,9 @@ import math
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -258,6 +260,17 @@ def test_a_swarm_is_entered_first() -> None:
         swarm.step(1.0)
     with pytest.raises(UsageError, match="invitation"), swarm:
         pass
+
+
+@pytest.mark.parametrize("loss", [0.5, np.float64(0.5), np.float32(0.5), torch.tensor([0.5], requires_grad=True)])
+def test_a_steps_loss_becomes_a_plain_number(loss: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others in a checkpoint, as numpy's, make it one that nobody can read."""
+    made, told = small(), []
+    swarm = join("nn1", made, torch.optim.AdamW(made.parameters()))
+    monkeypatch.setattr(swarm, "_thread", threading.current_thread())
+    monkeypatch.setattr(swarm, "_wait", told.append)
+    swarm.step(loss)
+    assert told == [0.5] and type(told[0]) is float
 
 
 def test_an_evaluation_leaves_every_part_in_its_mode() -> None:
