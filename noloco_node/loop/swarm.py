@@ -221,9 +221,9 @@ class Swarm:
         signed: "Signed | None",
         _again: "Callable[[NodeConfig], Awaitable[NodeConfig]]",
     ) -> int:
-        import uvloop
-
-        uvloop.run(self._live(settings, signed))
+        # not uvloop, which hears of its processes' ends by SIGCHLD: torch's data loaders with workers take that for
+        # themselves, and then a network daemon's end is never heard of
+        asyncio.run(self._live(settings, signed))
         return 0
 
     async def _live(self, settings: "NodeConfig", signed: "Signed | None") -> None:

@@ -2,8 +2,9 @@
 no swarm but for the lines that enter one. Its words are those of `noloco-node start` and `join`. Torchrun may start
 several of it, which are one node then. In its environment: LOOP_SEES names its data, LOOP_STEPS says how many steps it
 makes at most, LOOP_OPTIMIZER which of torch's optimizers it has, LOOP_JUDGES=no that it has no evaluation, or `badly`,
-LOOP_LEAVES=no that it forgets to leave, LOOP_FAILS after how many steps it fails, LOOP_DEVICE where its model is, and
-LOOP_ADAPTS=yes that it trains adapters (LoRA) of a frozen model.
+LOOP_LEAVES=no that it forgets to leave, LOOP_LOADS=yes that it has a data loader with workers, LOOP_FAILS after how
+many steps it fails, LOOP_DEVICE where its model is, and LOOP_ADAPTS=yes that it trains adapters (LoRA) of a frozen
+model.
 """
 
 import os
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from noloco_node import loop
 
@@ -67,6 +69,7 @@ def main() -> None:
     judged = {"no": None, "badly": lambda: 1 / 0}.get(os.environ.get("LOOP_JUDGES", ""), evaluate)
     swarm = enter(named[0] if named else None, model, optimizer, evaluate=judged, **settings)
     with swarm if os.environ.get("LOOP_LEAVES") != "no" else nullcontext(swarm.__enter__()):
+        _loads = os.environ.get("LOOP_LOADS") == "yes" and iter(DataLoader(range(10), num_workers=1))
         if rank == 0:
             view = swarm.status()
             print(f"round {view.round}: begins at {evaluate(bare):.4f} with {len(optimizer.state)} moments", flush=True)  # noqa: T201

@@ -127,6 +127,18 @@ def test_a_loop_can_be_paused_and_told_to_leave_from_outside(real_nodes: RealNod
     assert node.printed("over: (True)")
 
 
+def test_a_data_loaders_workers_are_not_in_the_nodes_way(real_nodes: RealNodes) -> None:
+    """torch takes SIGCHLD for them, so the node hears of its own processes' ends in another way."""
+    real_nodes.environ["LOOP_LOADS"] = "yes"
+    node = real_nodes.node("author", "start", run_of(real_nodes))
+    until(lambda: node.round() >= 1, "a round")
+    (daemon,) = [int(words.split()[0]) for words in real_nodes.left_over() if "p2pd -listen" in words]
+    os.kill(daemon, signal.SIGKILL)
+    until(lambda: node.ask("status").get("network_restarts") == 1, "another network daemon")
+    node.tell("leave")
+    assert node.process.wait(30) == 0, node.log.read_text()[-2000:]
+
+
 def test_what_fails_in_the_node_is_raised_in_the_loop(real_nodes: RealNodes) -> None:
     real_nodes.environ["LOOP_OPTIMIZER"] = "SGD"
     run = run_of(real_nodes)
