@@ -58,6 +58,7 @@ class Loop:
     ) -> None:
         """Raises UsageError for weights that cannot be averaged."""
         self._trained = Trained(module)
+        _require_whole(self._trained)
         self.device = _device(self._trained)
         if name := model.with_running_statistics(plain(module)):
             log.warning(
@@ -232,6 +233,16 @@ class LoopOptimizer(Optimizer):
             there = {name: moments[name].to(p.device, copy=True) for name in self.MOMENTS}
             step = moments["step"].to(p.device if on_device else "cpu", copy=True)
             self._adamw.state[p] = {"step": step, **there}
+
+
+def _require_whole(trained: Trained) -> None:
+    """Raises UsageError where each process has a part of the weights, which would be taken for all of them."""
+    wrapped = any(type(part).__name__ == "FullyShardedDataParallel" for part in trained.whole[1].modules())
+    if wrapped or any(type(p.data) is not Tensor for p in trained.parameters()):  # a DTensor, say
+        raise UsageError(
+            "the weights that are trained must be whole in each process: use DistributedDataParallel in place of FSDP "
+            "or tensor parallelism"
+        )
 
 
 def _device(module: nn.Module) -> torch.device:

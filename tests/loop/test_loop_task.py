@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from noloco_node.errors import NonFinite, OutOfMemory, UsageError
 from noloco_node.loop.swarm import _flags, join
@@ -329,3 +332,17 @@ def test_weights_that_cannot_be_averaged_are_refused(spoil: str) -> None:
         UsageError, match="no weights to train" if spoil == "frozen" else "float32, and some are float16"
     ):
         Loop(made, torch.optim.SGD(made.parameters(), lr=0.1), None, Turns())
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching")
+@pytest.mark.parametrize("version", [1, 2])
+def test_weights_of_which_a_process_has_a_part_are_refused(version: int) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        cpu = torch.device("cpu")
+        first = lambda: FullyShardedDataParallel(small(), device_id=cpu)  # noqa: E731
+        made = first() if version == 1 else fully_shard(small(), mesh=DeviceMesh("cpu", [0]))
+        with pytest.raises(UsageError, match="use DistributedDataParallel in place of FSDP"):
+            Loop(made, torch.optim.SGD(made.parameters(), lr=0.1), None, Turns())
+    finally:
+        dist.destroy_process_group()
