@@ -8,6 +8,7 @@ Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]
         self._are_shares = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        with suppress(Exception):  # one that was interrupted, as in a notebook, has said why
+            self.on_train_end(args, state, control)
         model, optimizer = given["model"], given["optimizer"]
         plain = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self._hook = model.register_forward_hook(self._look, with_kwargs=True)
@@ -50,6 +53,7 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]
         losses, self._losses = self._losses, []
         if not losses:
             return None
+        losses = [loss.to(losses[0].device) for loss in losses]  # nn.DataParallel has a copy on each GPU
         if not self._are_shares:
             return torch.stack(losses).mean()
         return torch.stack(losses).sum() * (args.world_size if args.average_tokens_across_devices else 1)

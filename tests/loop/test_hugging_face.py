@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pretended_device import pretended_gpu
 from torch import nn
 
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
@@ -56,12 +57,13 @@ class FakeSwarm:
 
     def __init__(self) -> None:
         self.losses: list[float] = []
+        self.left = False
 
     def __enter__(self) -> "FakeSwarm":
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self.left = True
 
     def step(self, loss: Any) -> None:
         self.losses.append(float(loss))
@@ -123,3 +125,27 @@ def test_a_share_of_several_processes_counts_for_all() -> None:
             callback._look(nn.Identity(), (), {"num_items_in_batch": 8}, {"loss": torch.tensor(loss)})
         arguments = SimpleNamespace(world_size=4, average_tokens_across_devices=scaled)
         assert callback._step_loss(arguments) == expected
+
+
+def test_a_training_that_was_interrupted_is_left_before_the_next_one_begins() -> None:
+    """Its node would have the home still."""
+    from noloco_node.loop.hugging_face import SwarmCallback
+
+    swarms = [FakeSwarm(), FakeSwarm()]
+    coming = iter(swarms)
+    callback, model = SwarmCallback(lambda model, optimizer: next(coming)), Mean()
+    for _ in swarms:
+        callback.on_train_begin(None, None, None, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    assert [swarm.left for swarm in swarms] == [True, False] and callback.swarm is swarms[1]
+    assert len(model._forward_hooks) == 1
+
+
+def test_losses_of_a_step_may_lie_on_several_devices() -> None:
+    """As with nn.DataParallel, which a Trainer uses where it sees several GPUs."""
+    from noloco_node.loop.hugging_face import SwarmCallback
+
+    with pretended_gpu():
+        callback, step = SwarmCallback(lambda model, optimizer: FakeSwarm()), SimpleNamespace(world_size=1)
+        for loss, device in ((1.0, "cuda"), (2.0, "cpu")):
+            callback._look(nn.Identity(), (), {}, {"loss": torch.tensor(loss, device=device)})
+        assert callback._step_loss(step) == 1.5
