@@ -8,6 +8,7 @@ import asyncio
 import errno
 import ipaddress
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from http import HTTPStatus
@@ -47,6 +48,9 @@ async def page(address: str, node: Node, token_file: Path) -> AsyncIterator[str]
     try:
         yield _url(host, bound)
     finally:
+        for listening in server.sockets:  # a data loader's forked worker has it too, and would keep the port
+            with socket.fromfd(listening.fileno(), listening.family, listening.type) as here:
+                here.shutdown(socket.SHUT_RDWR)
         server.close()
         await connections.close()
         await server.wait_closed()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 import stat
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -564,3 +566,23 @@ def test_valid_addresses(given: str, meant: str) -> None:
 def test_invalid_addresses(given: str) -> None:
     with pytest.raises(UsageError, match="--web must be an address and a port"):
         config.resolve({"web": given}, {}, {})
+
+
+def test_its_port_is_free_at_its_end_though_a_forked_worker_has_its_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a data loader's worker has, which may stay."""
+    copies, real = [], asyncio.start_server
+
+    async def copied(*given: Any, **named: Any) -> asyncio.Server:
+        made = await real(*given, **named)
+        copies.append(os.dup(made.sockets[0].fileno()))
+        return made
+
+    monkeypatch.setattr(asyncio, "start_server", copied)
+    port = 0
+    for _ in range(2):
+        with serving(CannedNode(), tmp_path, port) as page:
+            port = int(page.url.rstrip("/").rpartition(":")[2])
+    for copy in copies:
+        os.close(copy)
