@@ -24,6 +24,8 @@ class Swarm:
         """Bucket -> peer -> (its estimate, until which turn)."""
         self.turn = 0
         self.operations: Counter[int] = Counter()
+        self.fetched: Counter[str] = Counter()
+        """Records that readers got of each bucket."""
 
     def join(self, peers: int) -> list[int]:
         new = [len(self.estimates) + number for number in range(peers)]
@@ -50,6 +52,7 @@ class Swarm:
         depth = self.estimates[peer].read_depth()
         bucket = f"{self.rng.getrandbits(depth):0{depth}b}" if depth else ""
         there = {p: estimate for p, (estimate, until) in self.board[bucket].items() if until >= self.turn and p != peer}
+        self.fetched[bucket] += len(there)
         self.estimates[peer].found(depth, len(there) + (self.bits[peer][:depth] == bucket), list(there.values()))
         self.operations[peer] += 1
         return set(there)
@@ -76,6 +79,18 @@ def test_a_nodes_work_does_not_grow_with_the_number_of_peers() -> None:
         done.append(swarm.operations.total() / peers / 48)
     assert max(done) <= 1 + 3 / REFRESH
     assert max(done) < 1.2 * min(done)
+
+
+def test_what_a_node_of_the_dht_sends_of_a_bucket_does_not_grow_with_the_number_of_peers() -> None:
+    """Of depth 0 least: all peers share that bucket."""
+    for peers in (64, 300, 1000):
+        swarm = Swarm()
+        swarm.join(peers)
+        swarm.live(24)
+        swarm.fetched.clear()
+        swarm.live(24)
+        assert 0 < swarm.fetched[""] / 24 <= 4 * BUCKET * BUCKET
+        assert max(swarm.fetched.values()) / 24 <= 4 * BUCKET * BUCKET
 
 
 @pytest.mark.parametrize("peers", [40, 300])
