@@ -44,8 +44,8 @@ class CheckedCalls:
     """hivemind's `P2P`, which limits callers, checks what comes from other nodes, and notes where a caller is before
     the DHT stores: each call has a task, and so a context.
 
-    Who has fetched too much gets an answer without records, not a refusal: for that it would ask this node nothing for
-    a while, and four other nodes hold the same records.
+    Who has fetched too much gets an answer that says that it has no records because of that, not a refusal: for that it
+    would ask this node nothing for a while, and four other nodes hold the same records.
     """
 
     def __init__(
@@ -56,6 +56,8 @@ class CheckedCalls:
         self._traffic = traffic or Traffic()
         self._longest_s = 2 * ttl_s + MARGIN_S
         self._limits = CallLimits(PEER_A_MINUTE, PLACE_A_MINUTE)
+        self.replies: Counter[str] = Counter()
+        """To this node, by their kind; `left_out`: to look-ups, without their records."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._p2p, name)
@@ -80,6 +82,7 @@ class CheckedCalls:
 
     async def call_protobuf_handler(self, peer: Any, *args: Any, **options: Any) -> Any:
         reply = await self._p2p.call_protobuf_handler(peer, *args, **options)
+        self.replies["left_out" if dht_messages.are_left_out(reply) else reply.DESCRIPTOR.name] += 1
         dht_messages.check_reply(reply, peer, self._longest_s)
         return reply
 

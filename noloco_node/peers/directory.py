@@ -209,8 +209,10 @@ class Directory:
         bucket = f"{random.getrandbits(depth):0{depth}b}" if depth else ""
         key = key_of(run_id, bucket)
         self.done["look_ups"] += 1
+        before = self._p2p.replies.copy()
         async with asyncio.timeout(_DHT_S):
             found = await node.get(key, latest=True)
+        replies = self._p2p.replies - before
         entries = found.value.items() if found is not None and isinstance(found.value, dict) else ()
         there = self._accepted(run_id, ((peer, entry.value) for peer, entry in entries if peer != own))
         if self._answering is not None:
@@ -218,7 +220,9 @@ class Directory:
         answered = self._there(there)
         self._meet({peer: claimed(peer, record.addresses) for peer, record in answered.items()})
         ours = own is not None and bucket_of(own, depth) == bucket
-        size.found(depth, self._alive(there) + ours, [record.peers for record in answered.values() if record.peers])
+        whole = bool(there) or replies["left_out"] <= replies["FindResponse"]
+        estimates = [record.peers for record in answered.values() if record.peers]
+        size.found(depth, self._alive(there) + ours, estimates, whole=whole)
         now = time.time()
         found_now = there if not (known and size.is_partial(depth)) else {}
         alive = {peer: record for peer, record in {**known, **found_now}.items() if record.expires > now}

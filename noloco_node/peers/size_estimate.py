@@ -63,8 +63,9 @@ class SizeEstimate:
             return 0
         return min(round(self._octaves), MAX_DEPTH)
 
-    def found(self, depth: int, count: int, estimates: Sequence[int]) -> None:
-        """Add what was read: the records in a bucket, our own included, and the estimates that they report."""
+    def found(self, depth: int, count: int, estimates: Sequence[int], *, whole: bool = True) -> None:
+        """Add what was read: the records in a bucket, our own included, and the estimates that they report. `whole`:
+        unless most that were asked gave no records, as this node's place had fetched too many."""
         claimed, self._claimed = self._claimed, None
         reported = median_low(estimates) if estimates else 0
         if claimed and count * 2**depth >= CONFIRMED * claimed.peers:
@@ -76,7 +77,7 @@ class SizeEstimate:
             pass
         elif depth == 0 and len(estimates) >= WITNESSES and reported > 1.5 * max(self.peers, count):
             self._claimed = _Claim(min(reported, BUCKET << MAX_DEPTH), count, counts=not self.is_partial(depth))
-        elif not self.is_partial(depth):
+        elif whole and not self.is_partial(depth):
             self._counts.append(count * 2**depth)
 
     def is_partial(self, depth: int) -> bool:

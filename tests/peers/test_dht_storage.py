@@ -239,8 +239,10 @@ async def test_what_a_place_may_fetch_together_is_bounded_in_bytes(hivemind):
         return where
 
     async def ask(by):
-        (result,) = (await calls.handlers["DHTProtocol.rpc_find"](dht_pb2.FindRequest(), From(by))).results
+        reply = await calls.handlers["DHTProtocol.rpc_find"](dht_pb2.FindRequest(), From(by))
+        (result,) = reply.results
         assert list(result.nearest_node_ids) == [bytes(20)]
+        assert dht_messages.are_left_out(reply) == (not result.value), "and says so"
         return len(result.value)
 
     await CheckedCalls(calls, at, 60.0, traffic).add_protobuf_handler("DHTProtocol.rpc_find", handler)

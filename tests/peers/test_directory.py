@@ -25,7 +25,7 @@ class Nodes:
         self.directory = directory
         self.open = []
 
-    async def start(self, ttl_s=60.0, member=True, asks=False):
+    async def start(self, ttl_s=60.0, member=True, asks=False, stores=True):
         """`asks`: only peers that answer count."""
         identity = Identity.load_or_create(self.directory / f"{len(self.open)}.key")
         bootstrap = self.open[0][1].addresses() if self.open else []
@@ -34,7 +34,8 @@ class Nodes:
         run_id, place_of = RUN if member else "", transport.place_seen
         answering = Answering(transport) if asks else None
         member = identity if member else None
-        swarm = Directory(transport.p2p, bootstrap, member, run_id, ttl_s=ttl_s, place_of=place_of, answering=answering)
+        limits = {"stores": stores, "ttl_s": ttl_s}
+        swarm = Directory(transport.p2p, bootstrap, member, run_id, place_of=place_of, answering=answering, **limits)
         self.open.append((swarm, transport))
         await swarm.start()
         return swarm, identity
@@ -98,6 +99,27 @@ async def test_a_record_disappears_when_it_expires(nodes):
     await until(comes)
     await until(lambda: _sees(b, set()))
     assert time.monotonic() - began >= 1.9
+
+
+async def test_an_answer_without_records_is_no_empty_bucket(nodes):
+    """Else many nodes of one place, whose answers are refused now and then, would believe that they are few, all read
+    and write at depth 0, where the answers are largest, and be refused all the more."""
+    rendezvous, _ = await nodes.start(member=False)
+    (a, a_id), (b, b_id) = [await nodes.start(stores=False) for _ in range(2)]
+    await a.publish(presence(a_id))
+    await b.publish(presence(b_id))
+    await until(lambda: _sees(b, {a_id.peer_id}))
+    b._size._counts.clear()
+    b._size._counts.append(2)
+    rendezvous._p2p._traffic.may_answer = lambda size, _place: size < 300
+    for _ in range(8):
+        assert await _sees(b, {a_id.peer_id}), "until the record expires"
+    assert b._size.peers == 2
+    (c, _) = await nodes.start(stores=False)
+    assert not await c.peers() and not c._size.known
+    del rendezvous._p2p._traffic.may_answer
+    assert await _sees(c, {a_id.peer_id, b_id.peer_id})
+    assert c._size.known
 
 
 async def test_hostile_records_are_not_stored_and_hide_no_peer(nodes):

@@ -137,6 +137,14 @@ def test_the_few_that_are_left_of_a_large_run_find_each_other() -> None:
     assert swarm.look(0) == set(peers[1:6])
 
 
+def test_what_peers_say_is_not_believed_where_its_check_was_refused() -> None:
+    estimate = SizeEstimate(Random(1))
+    estimate.found(0, 12, [10**6] * 11)
+    assert estimate.read_depth() > 10
+    estimate.found(15, 0, [], whole=False)
+    assert estimate.known and estimate.peers == 12
+
+
 def test_a_few_exaggerated_estimates_change_nothing() -> None:
     estimate = SizeEstimate(Random(1))
     for _ in range(20):
