@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -51,6 +52,10 @@ _OTHER_RUNS = 64  # that are read without being a member: as many as a rendezvou
 
 _MAX_KNOWN = 2048  # records remembered of a run, and peers of which it is known who told us of them
 _TELLERS = 8  # of one peer, the latest
+
+
+_stores: ContextVar[bool] = ContextVar("stores", default=False)
+"""Whether this task stores a record: then it looks for nodes only."""
 
 
 async def _place_of_its_own(peer: str) -> str:
@@ -172,9 +177,13 @@ class Directory:
         )
         async with asyncio.timeout(_DHT_S):
             keys = [key_of(self._run_id, bucket_of(identity.peer_id, depth)) for depth in self._depths(now)]
-            store, expires = self._running().store, now + self.ttl_s
             self.done["stores"] += len(keys)
-            await asyncio.gather(*(store(key, record, expires, subkey=identity.peer_id) for key in keys))
+            await asyncio.gather(*(self._store(key, record, now + self.ttl_s, identity.peer_id) for key in keys))
+
+    async def _store(self, key: str, record: bytes, expires: float, signer: str) -> None:
+        """To be run as a task of its own."""
+        _stores.set(True)
+        await self._running().store(key, record, expires, subkey=signer)
 
     async def leave(self) -> None:
         """Publish that this node leaves, so that others stop calling it."""
@@ -268,10 +277,14 @@ class Directory:
 
     def _noting(self, call_find: Any, table: Any) -> Any:
         """hivemind's look-up at one node, noting which records that node gave us. Of the neighbours that it names few
-        are followed that we have not met: ids near any key are free, and eight of nobody would be all that is asked."""
+        are followed that we have not met: ids near any key are free, and eight of nobody would be all that is asked.
+        To store a record, a node is asked for a key beside its own, which has the same neighbours and no records: else
+        each of the nodes nearest to it would answer with its whole bucket."""
 
         async def find(teller: Any, keys: Any) -> Any:
-            found = await call_find(teller, keys)
+            asked = {type(key)(key ^ 1) if _stores.get() else key: key for key in keys}
+            answers = await call_find(teller, asked)
+            found = answers and {asked[key]: answer for key, answer in answers.items()}
             for value, near in (found or {}).values():
                 for unmet in [each for each in near if each not in table][_UNMET:]:
                     del near[unmet]

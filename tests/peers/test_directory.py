@@ -122,6 +122,25 @@ async def test_an_answer_without_records_is_no_empty_bucket(nodes):
     assert c._size.known
 
 
+async def test_who_stores_a_record_fetches_none(nodes, monkeypatch):
+    rendezvous, _ = await nodes.start(member=False)
+    (a, a_id), (b, b_id) = [await nodes.start() for _ in range(2)]
+    await a.publish(presence(a_id))
+    await until(lambda: _sees(b, {a_id.peer_id}))
+    storage, fetched = rendezvous._node.protocol.storage, []
+
+    def get(key, get=storage.get):
+        found = get(key)
+        fetched.append(found is not None)
+        return found
+
+    monkeypatch.setattr(storage, "get", get)
+    await b.publish(presence(b_id))
+    assert fetched and not any(fetched)
+    await until(lambda: _sees(a, {b_id.peer_id}))
+    assert any(fetched)
+
+
 async def test_hostile_records_are_not_stored_and_hide_no_peer(nodes):
     rendezvous, _ = await nodes.start(member=False)
     (a, a_id), (b, b_id), (evil, evil_id) = [await nodes.start() for _ in range(3)]
