@@ -223,6 +223,20 @@ async def test_requests_a_minute_of_a_peer_and_of_its_place(hivemind):
     assert made.total() in range(PLACE_A_MINUTE, PLACE_A_MINUTE + 99)
 
 
+async def test_sixty_nodes_behind_one_address_may_ask_a_node_that_is_the_whole_dht(hivemind):
+    """Each looks up every 5 s and stores at two depths every 20 s, at times at depth 0: two requests a store."""
+    from hivemind.proto import dht_pb2
+
+    calls = Calls()
+
+    async def handler(request, context):
+        return dht_pb2.PingResponse()
+
+    await CheckedCalls(calls, place_of, 60.0).add_protobuf_handler("DHTProtocol.rpc_ping", handler)
+    for number in range(60 * (12 + 2 * 3 * 3)):
+        await calls.handlers["DHTProtocol.rpc_ping"](dht_pb2.PingRequest(), From(f"{number % 60}"))
+
+
 async def test_what_a_place_may_fetch_together_is_bounded_in_bytes(hivemind):
     """A bucket of a made-up run, full of large records, asked for again and again by many ids of one host."""
     from hivemind.proto import dht_pb2
