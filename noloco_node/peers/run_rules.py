@@ -2,7 +2,7 @@
 
 Each presence record states the version that its node knows. A node that sees a newer one asks for it (`Runs.List`),
 checks the author's signature, writes it beside the manifest, and states it at once: so a new one goes through a swarm
-in a few look-ups. A forged or an older one changes nothing, and counts against its sender.
+in a few look-ups. A forged one, an older one, and one of another run change nothing, and count against their sender.
 """
 
 import asyncio

@@ -80,16 +80,20 @@ def sign(amendment: Amendment, author: Identity) -> SignedAmendment:
 
 
 def verify(found: SignedAmendment, run_id: str, author: str) -> Amendment:
-    """Raises NotAdmitted where the run's author did not sign it, Incompatible where this version cannot read it."""
+    """Raises NotAdmitted where the run's author did not sign it, or for another run; Incompatible where this version
+    cannot read it."""
     size = len(found.document)
     if size > MAX_BYTES or not identity.verify(author, _SIGNING_CONTEXT + found.document, found.signature):
         raise NotAdmitted("an amendment does not bear the signature of the run's author: it is not followed")
     try:
-        amendment = Amendment.model_validate(json.loads(found.document.decode()))
+        document = json.loads(found.document.decode())
+        if isinstance(document, dict) and document.get("run", run_id) != run_id:
+            raise NotAdmitted("an amendment is of another run: it is not followed")
+        amendment = Amendment.model_validate(document)
     except (ValidationError, ValueError, RecursionError):
         raise Incompatible("the run was amended in a way that this version cannot read: update noloco-node") from None
-    if amendment.run != run_id or amendment.canonical() != found.document:
-        raise Incompatible("an amendment is of another run, or not in canonical form: it is not followed")
+    if amendment.canonical() != found.document:
+        raise Incompatible("an amendment is not in canonical form: it is not followed")
     return amendment
 
 

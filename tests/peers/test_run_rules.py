@@ -127,6 +127,7 @@ LIES = {
     "older": (5, version(1, ended=True)),
     "changed": (5, SignedAmendment(version(5).document.replace(b"5", b"6"), version(5).signature)),
     "another run's": (5, amendment.sign(Amendment(run="ab" * 32, version=5), STRANGER)),
+    "the author's other run's": (5, amendment.sign(Amendment(run="ab" * 32, version=5, ended=True), AUTHOR)),
     "none": (5, None),
 }
 
@@ -150,6 +151,7 @@ def test_a_forged_and_an_older_one_change_nothing_and_count_against_their_sender
 
     play([honest, liar], story)
     assert honest.rules.version == 3 and honest.rules.run.rounds == 150 and not honest.rules.ended
+    assert honest.rules.health() == ()
     assert RunRules(tmp_path / "honest", SIGNED).version == 3
 
 

@@ -55,16 +55,23 @@ def test_nobody_but_the_author_amends_a_run(signer) -> None:
     [
         b"[" * 20_000,
         b"{}",
-        b'{"run":"x","version":1}',
+        b'{"run":"%s","version":"1"}' % RUN.run_id.encode(),
         LATER.canonical().replace(b'"version":3', b'"version":3,"what":1'),
         LATER.canonical().replace(b":", b": "),
-        Amendment(run="ab" * 32, version=1).canonical(),
     ],
 )
 def test_what_its_author_signed_but_nobody_can_read_is_not_a_peers_fault(document: bytes) -> None:
     signature = AUTHOR.sign(b"noloco amendment v1\n" + document)
     with pytest.raises(Incompatible):
         verified(document, signature)
+
+
+@pytest.mark.parametrize("later", [b"", b'"later":1,'])
+def test_of_the_authors_other_run_it_is_none_even_where_nobody_can_read_it(later: bytes) -> None:
+    """Every node checks what it passes on, so whoever sends it lies."""
+    document = Amendment(run="ab" * 32, version=1).canonical().replace(b"{", b"{" + later)
+    with pytest.raises(NotAdmitted):
+        verified(document, AUTHOR.sign(b"noloco amendment v1\n" + document))
 
 
 def test_a_manifests_signature_is_none_of_an_amendment() -> None:
