@@ -20,6 +20,7 @@ from typing import Protocol
 import grpc
 
 from noloco_node.base.latest import remember
+from noloco_node.base.places import RELAYED
 from noloco_node.base.states import AT_REST, AT_WORK, ON_THE_WAY
 from noloco_node.errors import NolocoError
 from noloco_node.host.traffic import Traffic
@@ -101,11 +102,13 @@ def has_diverged(
     `partners`: those that it ever committed with; `others`: who trains.
 
     A node that has committed with nobody, as a newcomer whose state was bad, counts the places of those it diverged
-    from; where all that train are in one place, as on one machine, their number."""
+    from, without RELAYED, which a host can add to its own; where all that train are in one place, as on one machine,
+    their number."""
     if partners:
         return len({*diverged_from} & {*partners}) >= SEVERAL
-    where = {place_of(peer) for peer in (*others, *diverged_from)}
-    return len({place_of(peer) if len(where) > 1 else peer for peer in diverged_from}) >= SEVERAL
+    if len({place_of(peer) for peer in (*others, *diverged_from)}) > 1:
+        return len({place_of(peer) for peer in diverged_from} - {RELAYED}) >= SEVERAL
+    return len(diverged_from) >= SEVERAL
 
 
 def coding(state_bytes: int, rate_bytes_s: float | None) -> Coding:

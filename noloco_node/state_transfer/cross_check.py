@@ -190,10 +190,13 @@ class CrossCheck:
 
 def middle_round(rounds: Mapping[str, int], place_of: Callable[[str], str]) -> int:
     """How far the run is, as peers say: the lower median. A place has one vote where there are three or more of them,
-    and two where there are two: many identities in one place are not many witnesses. Of one place the earlier ones in
-    `rounds` count."""
+    and two where there are two: many identities in one place are not many witnesses. Those over a relay have none
+    where there are others in three places: a host can add a relay to its own place. Where there are fewer, they may as
+    well be honest, and one liar would decide without them. Of one place the earlier ones in `rounds` count."""
     by_place: dict[str, list[int]] = {}
     for peer, round in rounds.items():
         by_place.setdefault(place_of(peer), []).append(round)
+    if len(by_place) > 3:
+        by_place.pop(places.RELAYED, None)
     votes_each = {1: len(rounds), 2: 2}.get(len(by_place), 1)
     return median_low([vote for votes in by_place.values() for vote in votes[:votes_each]])

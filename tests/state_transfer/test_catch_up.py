@@ -9,6 +9,7 @@ import pytest
 from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, answer, chunks, header, numbers, record
 from virtual_clock import run_virtual
 
+from noloco_node.base.places import RELAYED
 from noloco_node.core.verdict import Trial
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.peers.record import PeerRecord
@@ -129,6 +130,15 @@ def test_a_node_that_has_committed_with_nobody_counts_places() -> None:
     assert not has_diverged(["a1", "a2", "a3"], [], ["a1", "a2", "a3", "b1"], by_letter)
     assert has_diverged(["a1", "a2"], [], ["a1", "a2", "a3"], by_letter), "all of them are on one machine"
     assert not has_diverged(["a1"], [], ["a1"], by_letter)
+
+
+def test_a_host_with_a_relay_of_its_own_is_one_place() -> None:
+    def at(peer: str) -> str:
+        return RELAYED if peer[0] == "r" else peer[0]
+
+    assert not has_diverged(["a1", "r1", "r2"], [], ["a1", "b1", "r1", "r2"], at)
+    assert has_diverged(["a1", "b1"], [], ["a1", "b1", "r1"], at)
+    assert has_diverged(["r1", "r2"], [], ["r1", "r2"], at), "nobody is called without a relay"
 
 
 def test_a_slow_download_is_in_bf16() -> None:
