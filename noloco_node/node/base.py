@@ -92,7 +92,8 @@ class BaseNode:
 
     async def _start_and_live(self) -> None:
         await self._transport.start()
-        health.check(self._transport.skew)
+        if not self._config.seen:  # nobody chose those: two of them could keep this node out
+            health.check(self._transport.skew)
         for sentence in (health.doubt(self._transport.skew), health.advice(self._transport.reachable)):
             if sentence:
                 self._report(sentence)

@@ -18,8 +18,8 @@ WARN_S = 1.0
 TOO_FAR_S = 30.0
 """Half of a record's lifetime."""
 ENOUGH = 2
-"""Peers that must agree before this node refuses to start: else one bootstrap node with a wrong clock would keep
-every node out."""
+"""Places of bootstrap nodes that must agree before this node refuses to start: else one host with a wrong clock would
+keep every node out."""
 
 LATELY_S = 600.0
 """How long a death of p2pd counts."""
@@ -78,7 +78,7 @@ def _is_too_far(skew: ClockSkew) -> bool:
 def _off(skew: ClockSkew) -> str:
     whose = "the others'"
     if skew.witnesses < ENOUGH:
-        whose = "that of a single peer: one of the two is wrong"
+        whose = "that of a single host: one of the two is wrong"
     return f"{span(abs(skew.ahead_s))} {'ahead of' if skew.ahead_s > 0 else 'behind'} {whose}"
 
 

@@ -31,7 +31,7 @@ KEEP_S = 30.0
 _ROUTER_S = 7.0
 """How long a start waits for a router to map a port, which takes 5 s, where no peer can call us otherwise."""
 _POLL_S = 0.5
-_CLOCKS = 5  # peers whose clocks are compared with ours
+_CLOCKS = 5  # peers whose clocks are compared with ours, each of another place
 _SURVEY_EVERY = 10
 """Renewals after which peers are asked again whether a port is open by now."""
 
@@ -98,9 +98,12 @@ class Reachability:
         ours = seen_outside(found)
         self._asked = set(ours)
         ports = sorted({port for _, port in ours})
-        clocks = list(dict.fromkeys([*self.helpers, *self._others()]))[:_CLOCKS]
+        clocks: dict[str, str] = {}
+        for peer in (*self.helpers, *self._others()):
+            clocks.setdefault(self._place_of(peer), peer)
         looks = asyncio.gather(*(self_view.look(self._channel(peer), ports) for peer in self.helpers))
-        self.skew, seen_by = await asyncio.gather(self_view.skew([self._channel(peer) for peer in clocks]), looks)
+        skew = self_view.skew(list(clocks.values())[:_CLOCKS], self._channel, self._place_of)
+        self.skew, seen_by = await asyncio.gather(skew, looks)
         views = {
             peer: view
             for peer, view in zip(self.helpers, seen_by, strict=True)

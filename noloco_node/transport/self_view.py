@@ -114,15 +114,22 @@ class ClockSkew(NamedTuple):
     """How our clock differs from those of peers."""
 
     ahead_s: float
-    """The median over the peers, each without what the delay of its answer may explain."""
+    """The median over the places of peers (base/places.py), each without what the delay of its answer may explain."""
     witnesses: int
-    """Peers that report this much or more. With few of them, it may be a peer's clock that is wrong."""
+    """Places that report this much or more. With few of them, it may be a peer's clock that is wrong."""
 
 
-async def skew(channels: Sequence[grpc.aio.Channel]) -> ClockSkew | None:
-    """None where no peer answers."""
-    found = await asyncio.gather(*(_skew(channel) for channel in channels))
-    known = sorted((value for value in found if value is not None), key=abs)
+async def skew(
+    peers: Sequence[str], channel: Callable[[str], grpc.aio.Channel], place_of: Callable[[str], str]
+) -> ClockSkew | None:
+    """Of a place that clock counts which is nearest to ours. None where no peer answers."""
+    channels = [channel(peer) for peer in peers]
+    answers = zip(peers, await asyncio.gather(*map(_skew, channels)), strict=True)
+    by_place: dict[str, float] = {}
+    for peer, value in answers:
+        if value is not None:  # a place is known once one of its peers has answered
+            by_place[place_of(peer)] = min(value, by_place.get(place_of(peer), value), key=abs)
+    known = sorted(by_place.values(), key=abs)
     if not known:
         return None
     ahead = known[(len(known) - 1) // 2]

@@ -268,7 +268,7 @@ class StatusView:
     skew_s: float | None = None
     """How far this machine's clock is ahead of the others', at least."""
     skew_witnesses: int = 0
-    """Peers that agree on it: a single peer's own clock may be wrong."""
+    """Places of peers that agree on it: a single host's own clock may be wrong."""
     runs: tuple[RunView, ...] = ()
     """The runs that a rendezvous knows."""
     health: tuple[Health, ...] = ()

@@ -171,7 +171,7 @@ def answers(ask: Callable[[Any], Any]) -> Reads:
 
 
 async def looked_at(channel: Any) -> None:
-    await self_view.skew([channel])
+    await self_view.skew(["peer"], lambda _: channel, str)
     if (view := await self_view.look(channel, [1, 4001])) and view.host:
         is_of_this_machine(view.host)
         places.place_of(view.host)

@@ -55,7 +55,7 @@ def test_one_witness_keeps_nobody_out_and_both_clocks_are_named() -> None:
     alone = ClockSkew(-3600.0, 1)
     health.check(alone)
     (finding,) = health.health("directly", alone)
-    assert finding.text == "clock: 1 h behind that of a single peer: one of the two is wrong"
+    assert finding.text == "clock: 1 h behind that of a single host: one of the two is wrong"
     assert "set-ntp" in finding.remedy
     assert "one of the two is wrong. If it is this one, synchronise" in str(health.doubt(alone))
     assert health.doubt(ClockSkew(5.0, 1)) is health.doubt(None) is None

@@ -70,7 +70,7 @@ def test_at_the_word_of_one_that_nobody_chose_no_relay_is_given_up(
 ) -> None:
     """All peers seen earlier may have been asked: then a lie would leave a node behind a router that nobody calls."""
 
-    async def skew(_: object) -> None:
+    async def skew(*_: object) -> None:
         return None
 
     async def look(peer: str, ports: list[int]) -> self_view.SelfView:
@@ -90,7 +90,7 @@ def test_at_the_word_of_one_that_nobody_chose_no_relay_is_given_up(
 def test_a_host_without_an_address_that_others_know_asks_for_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with IPv6 alone, where p2pd listens for IPv4."""
 
-    async def skew(_: object) -> None:
+    async def skew(*_: object) -> None:
         return None
 
     async def look(*_: object) -> self_view.SelfView:
@@ -103,20 +103,22 @@ def test_a_host_without_an_address_that_others_know_asks_for_a_relay(monkeypatch
     assert found.verdict == OUTGOING
 
 
-def test_each_peer_is_asked_for_its_clock_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_peer_of_each_place_is_asked_for_its_clock_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    async def skew(channels: list[str]) -> None:
-        asked.extend(channels)
+    async def skew(peers: list[str], *_: object) -> None:
+        asked.extend(peers)
 
     async def look(*_: object) -> None:
         return None
 
     monkeypatch.setattr(reachability.self_view, "skew", skew)
     monkeypatch.setattr(reachability.self_view, "look", look)
-    found = Reachability("us", OFF, {"helper": []}, {"helper"}, lambda: ["peer", "helper"], lambda peer: peer, str)
+    crowd = [f"crowd {number}" for number in range(9)]
+    others = lambda: [*crowd, "peer", "helper"]  # noqa: E731
+    found = Reachability("us", OFF, {"helper": []}, {"helper"}, others, str, lambda peer: peer.split()[0])
     asyncio.run(found.survey(lambda: None, []))
-    assert asked == ["helper", "peer"]
+    assert asked == ["helper", "crowd 0", "peer"]
 
 
 def test_a_machine_out_of_descriptors_looks_again_when_it_has_some() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import math
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
@@ -30,7 +31,7 @@ class Clock(MirrorServicer):
         return pb.LookReply(time=time.time() + self._ahead_s)
 
 
-async def _skew(*ahead_s: float) -> ClockSkew | None:
+async def _skew(*ahead_s: float, place_of: Callable[[str], str] = str) -> ClockSkew | None:
     network = MemoryNetwork(random.Random(0))
     us, peers = network.join("us"), [network.join(f"peer {number}") for number in range(len(ahead_s))]
     for peer, ahead in zip(peers, ahead_s, strict=True):
@@ -38,7 +39,7 @@ async def _skew(*ahead_s: float) -> ClockSkew | None:
     for member in (us, *peers):
         await member.start()
     try:
-        return await self_view.skew([us.channel(peer.peer_id) for peer in peers])
+        return await self_view.skew([peer.peer_id for peer in peers], us.channel, place_of)
     finally:
         for member in (us, *peers):
             await member.close()
@@ -62,6 +63,14 @@ def test_the_median_skew_and_how_many_report_it(
     found = run_virtual(_skew(*clocks))
     assert (found.ahead_s if found else None) == (None if ahead_s is None else pytest.approx(ahead_s, abs=1))
     assert witnesses is None or (found.witnesses if found else 0) == witnesses
+
+
+def test_identities_of_one_host_have_one_clock() -> None:
+    place_of = {"peer 0": "there", "peer 1": "elsewhere"}.get
+    found = run_virtual(_skew(0, 0, *5 * [-HOUR], place_of=lambda peer: place_of(peer, "one host")))
+    assert found is not None and found.ahead_s == pytest.approx(0, abs=1)
+    found = run_virtual(_skew(-HOUR, *5 * [-HOUR], place_of=lambda peer: place_of(peer, "one host")))
+    assert found is not None and (round(found.ahead_s), found.witnesses) == (HOUR, 2)
 
 
 @pytest.mark.parametrize("nonsense", [math.inf, -math.inf, math.nan, 1e300, -1e12])

@@ -42,9 +42,9 @@ def with_clock(group: RealNodes, ahead_s: float, name: str, *words: str) -> Node
 
 
 def two(group: RealNodes) -> list[Node]:
-    """Two nodes that swap."""
+    """Two nodes that swap, at two places (base/places.py)."""
     first = group.node("n0", "start", str(group.paced(step_s=0.1, steps=10, learning_rate=0.0001)))
-    nodes = [first, group.node("n1", "join", "--bootstrap", first.address())]
+    nodes = [first, group.node("n1", "join", "--bootstrap", first.address(), at="127.0.0.2")]
     for node in nodes:
         until(node.committed, "a round together", 300)
     return nodes

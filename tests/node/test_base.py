@@ -1,0 +1,44 @@
+"""What either kind of node does at its start."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from virtual_clock import run_virtual
+
+from noloco_node.base.addresses import Address
+from noloco_node.errors import ClockTooFarOff
+from noloco_node.host.config import NodeConfig
+from noloco_node.node.rendezvous import RendezvousNode
+from noloco_node.transport.self_view import ClockSkew
+
+BOOTSTRAP, SEEN = (
+    Address("ip4", f"8.8.{n}.8", 4001, f"12D3KooWD3eckifWpRn9wQpMG9R9hX3sD158z7EqHWmweQAJU5S{end}")
+    for n, end in enumerate("AB")
+)
+
+
+class Started(Exception):
+    """Nothing ended the start."""
+
+
+@pytest.mark.parametrize(("seen", "ends"), [((), ClockTooFarOff), ((SEEN,), Started)])
+def test_no_clock_of_peers_that_nobody_chose_ends_a_start(
+    seen: tuple[Address, ...], ends: type[Exception], tmp_path: Path
+) -> None:
+    async def start() -> None: ...
+
+    async def live() -> None:
+        raise Started
+
+    async def main() -> None:
+        node = RendezvousNode(NodeConfig(home=tmp_path, bootstrap=(BOOTSTRAP,), seen=seen), said.append)
+        node._transport = cast("Any", SimpleNamespace(start=start, skew=ClockSkew(3600.0, 2), reachable=None))
+        node._live, node._supervised = live, lambda life: life  # type: ignore[method-assign]
+        await node._start_and_live()
+
+    said: list[str] = []
+    with pytest.raises(ends):
+        run_virtual(main())
+    assert ends is ClockTooFarOff or "1 h ahead of the others'. If it is this one, synchronise" in said[0]
