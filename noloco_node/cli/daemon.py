@@ -121,7 +121,8 @@ def join(args: argparse.Namespace, train: Train = _train) -> int:
     if over:
         say = "asking the others whether its author has given it more rounds"
     if not (settings.bootstrap or signed):
-        settings = replace(settings, seen=_seen(home) if settings.run else ())
+        author = settings.trust or (earlier.signed.author if earlier else None)  # no node was chosen that could say it
+        settings = replace(settings, trust=author, seen=_seen(home) if settings.run else ())
     if not (settings.ways_in or signed):
         raise UsageError(
             "join needs an invitation: `noloco-node join <invitation>`, as the run's author hands it out. Without one "

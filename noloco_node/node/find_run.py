@@ -2,7 +2,9 @@
 
 After a power cut that stopped every node, or a restart of the rendezvous while all were away, nobody announces the run
 any more, and nobody would train it before its author is back. So a node that was in it announces it again. That holds
-only for the rendezvous nodes by which it came to that run: an old run is not announced to a new rendezvous.
+only for the rendezvous nodes by which it came to that run: an old run is not announced to a new rendezvous. Peers seen
+earlier, by which it joins where these are gone, say neither which run there is nor who its author is: anybody may be
+one of them.
 """
 
 import asyncio
@@ -43,6 +45,15 @@ async def find(config: NodeConfig, rendezvous: Sequence[str], channel: Channel, 
     """`rendezvous`: their peer ids; `report`: what the user should read. Raises SwarmUnreachable, NotAdmitted."""
     home = Home(config.home)
     authors = TrustedAuthors(home.root / "authors.json")
+    if config.seen and not config.trust:
+        left = unfinished(home, authors, [address.peer for address in config.bootstrap], config.run)
+        if left is None:
+            raise SwarmUnreachable(
+                "no bootstrap node says which run there is, and peers seen earlier, whom nobody chose, are not asked: "
+                "try again later, or join with the run's invitation, which names the run and its author"
+            )
+        report(f"going on with {verify(left).label}, as before")
+        return left
     left = unfinished(home, authors, rendezvous, config.run)
     if left and config.run and left.author.startswith(config.trust or ""):
         return left  # its id is its hash, so no answer could change it

@@ -18,7 +18,7 @@ from noloco_node.host.config import NodeConfig
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.node.rendezvous import RendezvousNode
 from noloco_node.node.trainer import TrainingNode
-from noloco_node.run.manifest import Signed
+from noloco_node.run.manifest import Signed, verify
 
 ASK_EVERY_S, ASK_FOR_S = 30.0, 600.0
 """A rendezvous that restarts is back in a minute."""
@@ -45,6 +45,8 @@ async def train(
             if node.found_others or not more or told.is_set():
                 raise
             config, failed = replace(config, seen=(*config.seen, *more)), str(error)
+            if node.joins:  # as the bootstrap nodes say: earlier peers do not name another one
+                config = replace(config, run=verify(node.joins).run_id, trust=node.joins.author)
         if failed:  # the rendezvous may have lost its key
             report(f"{failed}. Joining through peers seen earlier")
             node = TrainingNode(config, report, signed)

@@ -423,6 +423,11 @@ class TrainingNode(BaseNode):
             await self._own_stage.serve_on(self._membership.seen.values, rounds)
         await asyncio.sleep(self._config.linger)
 
+    @property
+    def joins(self) -> Signed | None:
+        """The run, once it is known which."""
+        return self._rules.signed if self._rules else None
+
     def moves(self) -> Move | None:
         """Why it leaves: to come again at another stage (node/main.py). None: for good."""
         return self._own_stage.move

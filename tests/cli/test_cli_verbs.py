@@ -292,6 +292,18 @@ def test_where_no_address_is_known_those_who_were_seen_are_tried(node, home, add
     assert (node.calls[0][0].bootstrap, node.calls[0][0].seen) == ((), (parse(address),))
 
 
+def test_of_a_run_that_it_was_in_a_home_knows_the_author(node, home, address, tmp_path):
+    """Where nobody was chosen who could say it: what was given last time is lost, or another run is named."""
+    main(["init"])
+    author = Identity.load_or_create(tmp_path / "author.key")
+    run_id = manifest.verify(was_in(home, author)).run_id
+    (home.root / "peers.json").write_text(json.dumps({OTHER: {"seen": 1, "addresses": [address]}}))
+    home.remembered.unlink()
+    assert main(["join"]) == main(["join", "--run", run_id]) == 0
+    assert [(config.run, config.trust) for config, *_ in node.calls] == 2 * [(run_id, author.peer_id)]
+    assert main(["join", "--trust", OTHER]) == 0 and node.calls[-1][0].trust == OTHER
+
+
 def test_peers_seen_earlier_are_no_bootstrap_nodes(node, home, address, capsys):
     """Nobody chose them: what a bootstrap node may say of others, they may not."""
     gone = free_address()

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ import torch
 from memory_network.network import MemoryNetwork
 from virtual_clock import run_virtual
 
+from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
 from noloco_node.checkpoints import checkpoint
 from noloco_node.core.state import State
 from noloco_node.errors import Incompatible, SwarmUnreachable
+from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.node import find_run
 from noloco_node.peers import run_registry
@@ -211,3 +214,45 @@ def test_where_nobody_announces_a_run_the_own_one_goes_on(tmp_path: Path) -> Non
     assert _found(30.0, None, theirs)[0] == theirs
     with pytest.raises(SwarmUnreachable, match="no run is announced"):
         _found(None, None, theirs)
+
+
+def _joined(past: Past, config: NodeConfig, there: dict[str, Signed], said: list[str]) -> Signed:
+    """What `join` takes where each of `there` says that five train in its run; other peers are gone."""
+
+    async def main() -> Signed:
+        network = MemoryNetwork(random.Random(0))
+        us, members = network.join("us"), [network.join(peer) for peer in there]
+        for member, run in zip(members, there.values(), strict=True):
+            known = run_registry.RunRegistry(member.caller, lambda _: 5)
+            known.add(run)
+            member.serve(lambda server, known=known: add_RunsServicer_to_server(known, server))
+        for member in (us, *members):
+            await member.start()
+        try:
+            ways = [address.peer for address in config.ways_in]
+            return await find_run.find(config, ways, us.channel, said.append, lambda _: None)
+        finally:
+            for member in (us, *members):
+                await member.close()
+
+    return run_virtual(main())
+
+
+def test_peers_that_nobody_chose_say_neither_which_run_nor_whose(past: Past, tmp_path: Path) -> None:
+    """The rendezvous is gone, and a stranger who is still in the cache has a run of its own."""
+    stranger = Identity.load_or_create(tmp_path / "stranger.key")
+    theirs = manifest.sign(Manifest(name="theirs", rounds=10), stranger)
+    door, seen = (Address("ip4", "127.0.0.1", 1, peer) for peer in ("rendezvous", "seen"))
+    config, said = NodeConfig(home=past.home.root, bootstrap=(door,), seen=(seen,)), list[str]()
+    past.was_in("elsewhere", round=3, ways_in=["another"])
+    with pytest.raises(SwarmUnreachable, match=r"no bootstrap node says .* the run's invitation"):
+        _joined(past, config, {"seen": theirs}, said)
+    assert not past.authors.know(MEET, "theirs", stranger.peer_id)
+    ours = past.was_in("ours", round=3)
+    assert _joined(past, config, {"seen": theirs}, said) == ours, "where this rendezvous led before"
+    with pytest.raises(SwarmUnreachable, match="no bootstrap node says"):
+        _joined(past, replace(config, run=manifest.verify(theirs).run_id), {"seen": theirs}, said)
+    assert not any("trusting" in line for line in said)
+
+    named = replace(config, run=manifest.verify(theirs).run_id, trust=stranger.peer_id)
+    assert _joined(past, named, {"seen": theirs}, said) == theirs, "its author is named"

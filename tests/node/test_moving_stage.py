@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from noloco_node.base.addresses import Address
+from noloco_node.base.identity import Identity
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.host.config import NodeConfig
 from noloco_node.node import main
 from noloco_node.node.own_stage import Move
+from noloco_node.run import manifest
 from noloco_node.run.manifest import Signed
+from noloco_node.run.schema import Manifest
 
 SIGNED = Signed(b"run", "author", b"signature")
 MOVE = Move(1, 2, SIGNED)
@@ -32,10 +35,13 @@ class Sessions:
         self.runs = list(runs)
         self.ways: list[tuple[tuple[Address, ...], tuple[Address, ...]]] = []
         """Of each session, its bootstrap nodes, and the peers seen earlier by which it joins."""
+        self.named: list[tuple[str | None, str | None]] = []
+        """Of each session the run that is named, and its author."""
         self.begun: list[tuple[int | None, int | None]] = []
         """Of each session the stage that is set, and the one that it moves to."""
         self.move: Move | None = None
         self.has_trained = self.found_others = False
+        self.joins: Signed | None = None
         self.left = asyncio.Event()
 
     def leave(self) -> None:
@@ -43,6 +49,7 @@ class Sessions:
 
     def __call__(self, config: NodeConfig, _report: object, _signed: object, takes: int | None = None) -> "Sessions":
         self.ways.append((config.bootstrap, config.seen))
+        self.named.append((config.run, config.trust))
         self.begun.append((config.stage, takes))
         self.move = None
         return self
@@ -145,6 +152,21 @@ async def test_where_the_rendezvous_lets_nobody_in_earlier_peers_do(monkeypatch:
     assert sessions.ways == [((DOOR,), ()), ((DOOR,), (OTHER_DOOR,))]
     with pytest.raises(SwarmUnreachable):
         await trained(monkeypatch, Sessions(Sessions.finds_nobody), seen=(DOOR, SAME_PEER))
+
+
+async def test_earlier_peers_are_asked_for_the_run_that_the_rendezvous_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nobody chose them: they could name another one."""
+    signed = manifest.sign(Manifest(name="tiny"), Identity.load_or_create(tmp_path / "author.key"))
+
+    def finds_nobody_in_it(sessions: Sessions) -> None:
+        sessions.joins = signed
+        sessions.finds_nobody()
+
+    sessions = Sessions(finds_nobody_in_it, Sessions.trains)
+    await trained(monkeypatch, sessions, seen=(OTHER_DOOR,))
+    assert sessions.named == [(None, None), (manifest.verify(signed).run_id, signed.author)]
 
 
 async def test_another_way_in_does_not_help_who_has_found_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
