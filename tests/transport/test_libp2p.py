@@ -496,6 +496,37 @@ async def test_a_peer_reports_which_of_our_ports_are_libp2ps(net):
     assert client.skew == (0, 1), "there is one clock here"
 
 
+async def test_a_peer_over_a_transport_that_hivemind_cannot_name_is_where_its_bytes_come_from(net, tmp_path):
+    """p2pd knows it, and dials it where a peer has said that it listens there. Each call raised and left a socket."""
+    node = await net.start()
+    runtime, messages, multiaddr = directory_of(node), node._hivemind.messages, node._hivemind.multiaddr
+    listen = "/ip4/127.0.0.1/udp/0/quic-v1/webtransport"
+    process = await P2pdProcess.launch(tmp_path / "peer.sock", [f"-hostAddrs={listen}"])
+
+    async def ask(control, **request):
+        answer, stream = await control._ask(**request)
+        stream[1].close()
+        return answer
+
+    try:
+        await process.wait_ready(STEP_S)
+        peer, own = P2pdControl(process.socket, messages, multiaddr), node._session.control
+        listener = await asyncio.start_unix_server(lambda _, writer: writer.transport.abort(), runtime / "peer.sock")
+        await peer.hand_over_streams(libp2p.PROTOCOL, runtime / "peer.sock")
+        known = (await ask(peer, type=messages.Request.IDENTIFY)).identify
+        connect = messages.ConnectRequest(peer=known.id, addrs=list(known.addrs), timeout=5)
+        await ask(own, type=messages.Request.CONNECT, connect=connect)
+        peer_id = str(base58.b58encode(known.id), "ascii")
+        assert await node.place_seen(peer_id) == "127.0.0.1"
+        assert await node.reaches(peer_id, [], 3) and node.via(peer_id) == "direct"
+        (there,) = (await ask(own, type=messages.Request.LIST_PEERS)).peers
+        with pytest.raises(ValueError, match="Unknown Protocol"):
+            str(multiaddr(there.addrs[0]))
+        listener.close()
+    finally:
+        await process.stop()
+
+
 @pytest.mark.parametrize(
     ("before", "theirs", "round_trip_s", "skew"),
     [(100, 100, 0, 0), (100, 101, 4, 0), (105, 100, 1, 5), (100, 160, 2, -58), (100.0, 90.0, 0.0, 10)],

@@ -24,6 +24,7 @@ from noloco_node.wire import varint
 _MAX_LENGTH_BITS = 14  # a length in three groups of 7 bits, so 2 MiB: its answers are a few addresses
 _CONNECT_S = 5.0  # for `try_connect`, where it knows the addresses
 _P2P, _CIRCUIT = b"\xa5\x03", b"\xa2\x02"  # the codes 421 and 290 of multiaddr's table, as varints
+_IP_BYTES = {b"\x04": 5, b"\x29": 17}  # of an address by the code that it begins with, IPv4's or IPv6's
 _RELAYED = re.compile(rb"(.*?)\xa5\x03[\x20-\x40](.{32,64})\xa2\x02", re.DOTALL)
 
 
@@ -68,7 +69,11 @@ class P2pdControl:
     async def open_stream(self, peer: str, protocol: str, within_s: int | None = None) -> tuple[Streams, FarEnd]:
         request = self._messages.StreamOpenRequest(peer=base58.b58decode(peer), proto=[protocol], timeout=within_s)
         answer, stream = await self._ask(type=self._messages.Request.STREAM_OPEN, streamOpen=request)
-        return stream, self._about(answer.streamInfo)
+        try:
+            return stream, self._about(answer.streamInfo)
+        except OSError:
+            stream[1].transport.abort()
+            raise
 
     async def hand_over_streams(self, protocol: str, listener: Path) -> None:
         """From now on p2pd connects to `listener`, a unix socket, for each stream of this protocol."""
@@ -88,12 +93,22 @@ class P2pdControl:
 
     def _far_end(self, peer: bytes, binary: bytes) -> FarEnd:
         relayed = _RELAYED.fullmatch(binary)
-        text = str(self._multiaddr(relayed[1] if relayed else binary))
+        text = self._words(relayed[1] if relayed else binary)
         quic = None
         if not relayed and text.endswith("/quic-v1"):
             with suppress(UsageError):  # with the name of a network interface
                 quic = parse(text)
         return FarEnd(_text(peer), text.split("/")[2], _text(relayed[2]) if relayed else "", quic)
+
+    def _words(self, binary: bytes) -> str:
+        """p2pd knows transports that hivemind cannot name, as webtransport, and dials a peer over any at which the peer
+        says that it listens. The IP address is at the beginning."""
+        try:
+            with suppress(ValueError):
+                return str(self._multiaddr(binary))
+            return str(self._multiaddr(binary[: _IP_BYTES.get(binary[:1])]))
+        except ValueError as error:
+            raise ConnectionError("it is not known where the peer is") from error
 
     def _binary(self, address: Address) -> bytes:
         """In binary, without its peer. hivemind writes a relay's id as a CID, but p2pd wants the multihash."""
