@@ -527,6 +527,31 @@ async def test_a_peer_over_a_transport_that_hivemind_cannot_name_is_where_its_by
         await process.stop()
 
 
+async def test_a_record_may_name_what_hivemind_takes_for_no_name(net, tmp_path):
+    """Go resolves it, as Docker does. hivemind raised, and the next start of p2pd, which calls all peers, failed."""
+    node = await net.start()
+    stranger = Identity.load_or_create(tmp_path / "stranger.key").peer_id
+    named = [parse(f"/dns4/no_such.invalid/tcp/1/p2p/{stranger}")]
+    assert not await node.reaches(stranger, named, 3)
+    node.introduce({stranger: named})
+    await node.restart()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/ip4/203.0.113.7/tcp/4001",
+        "/ip6/2001:db8::1/udp/65535/quic-v1",
+        "/dns/a-node.example/tcp/1/ws",
+        "/dns4/a/tcp/1",
+        "/dns6/a.b/tcp/443/wss",
+    ],
+)
+async def test_addresses_in_binary(net, text):
+    multiaddr = net.make()._hivemind.multiaddr
+    assert P2pdControl(Path(), None, multiaddr)._binary(parse(text)) == bytes(multiaddr(text).to_bytes())
+
+
 @pytest.mark.parametrize(
     ("before", "theirs", "round_trip_s", "skew"),
     [(100, 100, 0, 0), (100, 101, 4, 0), (105, 100, 1, 5), (100, 160, 2, -58), (100.0, 90.0, 0.0, 10)],

@@ -23,7 +23,9 @@ from noloco_node.wire import varint
 
 _MAX_LENGTH_BITS = 14  # a length in three groups of 7 bits, so 2 MiB: its answers are a few addresses
 _CONNECT_S = 5.0  # for `try_connect`, where it knows the addresses
-_P2P, _CIRCUIT = b"\xa5\x03", b"\xa2\x02"  # the codes 421 and 290 of multiaddr's table, as varints
+_CODES = {"ip4": 4, "ip6": 41, "dns": 53, "dns4": 54, "dns6": 55, "tcp": 6, "udp": 273, "quic-v1": 461}
+_CODES |= {"ws": 477, "wss": 478}  # of multiaddr's table, as are 421 and 290 here, as varints:
+_P2P, _CIRCUIT = b"\xa5\x03", b"\xa2\x02"
 _IP_BYTES = {b"\x04": 5, b"\x29": 17}  # of an address by the code that it begins with, IPv4's or IPv6's
 _RELAYED = re.compile(rb"(.*?)\xa5\x03[\x20-\x40](.{32,64})\xa2\x02", re.DOTALL)
 
@@ -111,8 +113,12 @@ class P2pdControl:
             raise ConnectionError("it is not known where the peer is") from error
 
     def _binary(self, address: Address) -> bytes:
-        """In binary, without its peer. hivemind writes a relay's id as a CID, but p2pd wants the multihash."""
-        binary = bytes(self._multiaddr(str(address.without_peers())).to_bytes())
+        """In binary, without its peer. hivemind writes a relay's id as a CID, but p2pd wants the multihash; and it
+        refuses names that p2pd looks up, as one with an underscore."""
+        ip, name, (base, *over) = address.ip, address.host.encode(), address.transport.split("/")
+        host = ip.packed if ip else varint.to_bytes(len(name)) + name
+        parts = _code(address.kind), host, _code(base), address.port.to_bytes(2), *map(_code, over)
+        binary = b"".join(parts)
         if address.relay:
             relay = base58.b58decode(address.relay)
             binary += _P2P + bytes([len(relay)]) + relay + _CIRCUIT
@@ -130,6 +136,10 @@ class P2pdControl:
             writer.transport.abort()
             raise
         return answer, (reader, writer)
+
+
+def _code(protocol: str) -> bytes:
+    return varint.to_bytes(_CODES[protocol])
 
 
 def _text(peer: bytes) -> str:
