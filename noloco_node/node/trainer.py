@@ -420,7 +420,7 @@ class TrainingNode(BaseNode):
         await author.tell_others()
         rounds = author.rules.run.rounds
         if self._stats.round >= rounds:  # else its volunteer or the author ended it
-            await self._own_stage.serve_on(self._membership.seen.values, rounds)
+            await self._own_stage.serve_on(self._all_seen, rounds)
         await asyncio.sleep(self._config.linger)
 
     @property
@@ -550,7 +550,10 @@ class TrainingNode(BaseNode):
         return self.seen()
 
     def seen(self) -> Collection[PeerRecord]:
-        return self._own_stage.peers(self._membership.seen.values())
+        return self._own_stage.peers(self._all_seen())
+
+    def _all_seen(self) -> Collection[PeerRecord]:
+        return self._membership.seen.values()  # of the last look-up: each makes another dict
 
     async def swap_is_over(self) -> bool:
         await self._settled(SETTLE_S)
