@@ -126,18 +126,17 @@ class OwnStage:
         stages have not got anywhere without it."""
         return self.at is not None and not which_stage.has_begun(others)
 
-    def update(self, others: Collection[PeerRecord], own_round: int, own_end: int, rounds: int) -> bool:
-        """After each look. `own_end`: this node's last one of the run's `rounds`. Returns whether no micro-batch comes
-        any more, as the stage before has finished the run."""
+    def update(self, others: Collection[PeerRecord], own_round: int, own_end: int) -> int:
+        """After each look. `own_end`: this node's last round. Returns which one the stage before has come to the end
+        of, so that no micro-batch comes any more; 0: it goes on."""
         if self.at is None:
-            return False
+            return 0
         serving = [record for record in others if record.state in SERVES_STAGE]
         after, beside = ([record.peer_id for record in self.peers(serving, further)] for further in (1, 0))
         every = {record.stage for record in serving} >= {*range(self.number + 1, self.at.stages + 1)}
         self._service.candidates(after if every else (), beside)  # else no gradient could come back
-        heard, idle_s = self._service.heard(), self._service.idle_s
-        before = which_stage.stage_before(self.at, others, own_end, idle_s)
-        return which_stage.are_done(before, own_round, rounds, heard, idle_s)
+        before = which_stage.stage_before(self.at, others, own_end)
+        return which_stage.ended(before, own_round, own_end, self._service.heard(), self._service.idle_s)
 
     def leaves(self, rules: RunRules, others: Collection[PeerRecord]) -> bool:
         """Whether it moves now. To be asked after each look, while this node trains and can save. Not who was told

@@ -137,6 +137,7 @@ def presence(  # noqa: PLR0913, PLR0917
     amendment: int = 0,
     admission: bytes = b"",
     stage: int = 0,
+    ended: int = 0,
 ) -> Presence:
     return Presence(
         state=state,
@@ -151,4 +152,5 @@ def presence(  # noqa: PLR0913, PLR0917
         amendment=amendment,
         admission=admission,
         stage=stage,
+        ended=ended,
     )

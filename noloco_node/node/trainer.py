@@ -137,6 +137,8 @@ class TrainingNode(BaseNode):
         self._phase_s = 0.0
         self._own_end = _NEVER
         """The round at which this node stops by its own limit."""
+        self._before_ended = self._ended = 0
+        """What the stage before has come to the end of, and what this node has."""
         self._schedule: CheckpointSchedule[State] | None = None
         cache = PeerCache(self._home.root / "peers.json")
         self._membership = Membership(self._transport, cache, self._update_candidates, self._refuses)
@@ -402,6 +404,7 @@ class TrainingNode(BaseNode):
 
     async def _finish(self, author: FollowAuthor) -> None:
         """The work is done: let the last offer find its partner, save, and stay visible for a while (--linger)."""
+        self._ended = max(self._before_ended, self._stats.rounds_target or 0)
         if self._own_stage.at or author.rules.ended:
             self._stats.rounds_target = self._stats.round  # it may have ended earlier than planned
         self._handle(lifecycle.Signal.WORK_DONE)
@@ -596,7 +599,7 @@ class TrainingNode(BaseNode):
             known = self._known_runs.version(self._rules.run.run_id)  # what others get who ask for it
             stage = self._own_stage.number
             state = self._own_stage.shown(self._life.state)
-            record = status.presence(state, self._stats, addresses, known, self._token, stage)
+            record = status.presence(state, self._stats, addresses, known, self._token, stage, self._ended)
             await self._membership.publish(record)
 
     async def _publish_now(self) -> None:
@@ -623,7 +626,8 @@ class TrainingNode(BaseNode):
     def _update_stage(self, rules: RunRules, thread: TrainingThread, keeper: CheckpointKeeper) -> None:
         seen, stats, rounds = self._membership.seen.values(), self._stats, rules.run.rounds
         own_end = stats.rounds_target or rounds
-        if self._own_stage.update(seen, stats.round, own_end, rounds):
+        if end := self._own_stage.update(seen, stats.round, own_end):
+            self._before_ended = end
             thread.amend(rounds, ended=True)  # no micro-batch comes any more
         goes_on = self._life.state is NodeState.TRAINING and stats.round < own_end
         if goes_on and keeper.unsaved is None and self._own_stage.leaves(rules, seen):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from noloco_node.base import atomic_files
-from noloco_node.base.states import AT_WORK, ON_THE_WAY, NodeState
+from noloco_node.base.states import ON_THE_WAY, NodeState
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host.config import NodeConfig
 from noloco_node.peers.record import PeerRecord
@@ -107,34 +107,30 @@ def has_begun(others: Collection[PeerRecord]) -> bool:
     return 2 * sum(known) > len(known)
 
 
-def stage_before(at: Position, others: Collection[PeerRecord], rounds: int, idle_s: float) -> list[PeerRecord]:
-    """Nobody, for the first one, whatever a record says. Nor who finished before `rounds` though it had more to do: its
+def stage_before(at: Position, others: Collection[PeerRecord], own_end: int) -> list[PeerRecord]:
+    """Nobody, for the first one, whatever a record says. Nor who ended before `own_end`, this node's last round: its
     volunteer's --rounds end no other node's run."""
-    if at.first:
-        return []
-    before = [record for record in others if record.stage == at.number - 1]
-    trains = any(r.stage < at.number - 1 and r.state in AT_WORK and r.round < rounds for r in others)
-    if at.number > 2 and not (trains and idle_s <= IDLE_S):
-        return before  # those before them have ended, or send nothing
-    return [record for record in before if record.state != NodeState.FINISHED or record.round >= rounds]
+    before = [] if at.first else [record for record in others if record.stage == at.number - 1]
+    return [record for record in before if not 0 < record.ended < own_end]
 
 
-def are_done(
-    before: Collection[PeerRecord], own_round: int, rounds: int, heard: Mapping[str, float], idle_s: float
-) -> bool:
-    """Whether the stage before has come to the end of the run: then nothing more is sent to this one, which may have
-    had fewer micro-batches than its own rounds need, as routes are random. `heard`: for how many seconds each that
-    sends to this node has not; `idle_s`: for how long none has."""
+def ended(
+    before: Collection[PeerRecord], own_round: int, own_end: int, heard: Mapping[str, float], idle_s: float
+) -> int:
+    """The round that the stage before has come to the end of, not before `own_end`; 0: it goes on. Then nothing more is
+    sent to this node, which may have had fewer micro-batches than its own rounds need, as routes are random. `heard`:
+    for how many seconds each that sends to this node has not; `idle_s`: for how long none has."""
     asked = [record for record in before if record.peer_id in heard] or before
-    done = {r.peer_id for r in asked if r.state == NodeState.FINISHED or r.round >= rounds}
+    done = {record.peer_id: record.ended for record in asked if record.ended >= own_end}
+    end = min(done.values(), default=0)
     # One that lies may be the first that is heard, or the only one while the others are away: two must say so, but
     # where there was never another one. Near its own end a node loses next to nothing.
     there = heard.keys() | {record.peer_id for record in before}
-    agreed = len(done) >= min(2, len(there)) or own_round >= rounds - STALE_ROUNDS
+    agreed = len(done) >= min(2, len(there)) or own_round >= own_end - STALE_ROUNDS
     lately = {peer for peer, ago in heard.items() if ago < HEARD_S}
-    if agreed and heard and len(done) == len(asked) and lately <= done:
-        return True
-    return idle_s > IDLE_S and bool(asked) and 2 * len(done) >= len(asked)
+    if agreed and heard and len(done) == len(asked) and lately <= done.keys():
+        return end
+    return end if idle_s > IDLE_S and 2 * len(done) >= len(asked) else 0
 
 
 async def _others(look: Callable[[], Awaitable[Collection[PeerRecord]]]) -> Collection[PeerRecord]:

@@ -58,6 +58,9 @@ class Presence:
     """Its token (run/admission.py)."""
     stage: int = 0
     """That it holds, from 1 (stages/); 0: the whole model."""
+    ended: int = 0
+    """The last round of what it has come to the end of, its own --rounds or the run. A stage may come there in an
+    earlier round, as nothing is sent to it any more. 0: it goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +145,7 @@ def accept(peer_id: str, record: bytes, run_id: str, now: float, ttl_s: float) -
 
 
 def _is_sane(presence: pb.Presence) -> bool:
-    wholes = (presence.round, presence.step, presence.peers, presence.committed, presence.amendment)
+    wholes = (presence.round, presence.step, presence.peers, presence.committed, presence.amendment, presence.ended)
     reals = (presence.loss, presence.eval_loss, presence.tokens_per_s)
     return (
         len(presence.boot) == 16

@@ -246,7 +246,7 @@ class StateChunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Presence(_message.Message):
-    __slots__ = ("protocol", "run_id", "boot", "state", "round", "step", "loss", "tokens_per_s", "addresses", "time", "version", "peers", "eval_loss", "partner", "committed", "amendment", "admission", "stage")
+    __slots__ = ("protocol", "run_id", "boot", "state", "round", "step", "loss", "tokens_per_s", "addresses", "time", "version", "peers", "eval_loss", "partner", "committed", "amendment", "admission", "stage", "ended")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +265,7 @@ class Presence(_message.Message):
     AMENDMENT_FIELD_NUMBER: _ClassVar[int]
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
     boot: bytes
@@ -283,7 +284,8 @@ class Presence(_message.Message):
     amendment: int
     admission: bytes
     stage: int
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., addresses: _Optional[_Iterable[str]] = ..., time: _Optional[float] = ..., version: _Optional[str] = ..., peers: _Optional[int] = ..., eval_loss: _Optional[float] = ..., partner: _Optional[str] = ..., committed: _Optional[int] = ..., amendment: _Optional[int] = ..., admission: _Optional[bytes] = ..., stage: _Optional[int] = ...) -> None: ...
+    ended: int
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., addresses: _Optional[_Iterable[str]] = ..., time: _Optional[float] = ..., version: _Optional[str] = ..., peers: _Optional[int] = ..., eval_loss: _Optional[float] = ..., partner: _Optional[str] = ..., committed: _Optional[int] = ..., amendment: _Optional[int] = ..., admission: _Optional[bytes] = ..., stage: _Optional[int] = ..., ended: _Optional[int] = ...) -> None: ...
 
 class SignedPresence(_message.Message):
     __slots__ = ("presence", "signature")

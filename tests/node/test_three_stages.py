@@ -5,6 +5,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +66,7 @@ class Chain:
     def look(self) -> None:
         for at, node in enumerate(self.nodes):
             seen = [holders(1, 2, 3, state=each.own.shown(each.state))[k] for k, each in enumerate(self.nodes)]
-            node.own.update(seen[:at] + seen[at + 1 :], 0, RUN.rounds, RUN.rounds)
+            node.own.update(seen[:at] + seen[at + 1 :], 0, RUN.rounds)
 
     async def passes(self, within_s: float = 10.0) -> bool:
         """Whether three micro-batches come through the first stage meanwhile."""
@@ -129,3 +130,15 @@ async def test_while_micro_batches_cannot_come_back_the_first_stage_reads_nothin
     node.state, node.hold = NodeState.TRAINING, None
     three.look()
     assert await three.passes()
+
+
+async def test_the_last_stage_ends_with_the_run_and_not_with_the_rounds_of_those_before_it(three: Chain) -> None:
+    """The first and the middle stage have volunteers who wanted fewer rounds; the first is tried again."""
+    assert await three.passes()
+    first, middle = holders(1, 2, state="finished", round=2)
+    own = three.last.own
+    assert own.update([replace(first, ended=2), replace(middle, ended=2)], 1, 2) == 2, "it wants no more either"
+    assert not own.update([replace(first, ended=2), replace(middle, ended=2)], 2, RUN.rounds)
+    assert not own.update([replace(first, state="training"), replace(middle, ended=2)], 2, RUN.rounds)
+    left = replace(middle, state="leaving", round=RUN.rounds - 2, ended=RUN.rounds)
+    assert own.update([left], 2, RUN.rounds) == RUN.rounds, "it had fewer micro-batches than its rounds needed"

@@ -14,9 +14,9 @@ from noloco_node.peers.record import PeerRecord
 from noloco_node.stages.part import Position
 
 
-def holders(*stages: int, state: str = "training", round: int = 0) -> list[PeerRecord]:
+def holders(*stages: int, state: str = "training", round: int = 0, ended: int = 0) -> list[PeerRecord]:
     of_all = {"step": 9, "loss": 2.0, "tokens_per_s": 9.0, "addresses": ()}
-    now = {"round": round, "boot": b"b" * 16, "time": 2.0, "version": "1", "peers": 0, "expires": 60.0}
+    now = {"round": round, "ended": ended, "boot": b"b" * 16, "time": 2.0, "version": "1", "peers": 0, "expires": 60.0}
     return [PeerRecord(peer_id=f"{at}", state=state, stage=stage, **of_all, **now) for at, stage in enumerate(stages)]
 
 
@@ -120,13 +120,13 @@ def test_who_has_left_or_finished_holds_nothing() -> None:
 
 
 def seen(**rounds: int) -> list[PeerRecord]:
-    """Of the first stage, by name; -1: finished."""
-    each = {name: {"state": "finished"} if at < 0 else {"round": at} for name, at in rounds.items()}
+    """Of the first stage, by name; -1: it has come to the end of the run, and left."""
+    each = {name: {"state": "leaving", "ended": 100} if at < 0 else {"round": at} for name, at in rounds.items()}
     return [replace(holders(1, **says)[0], peer_id=name) for name, says in each.items()]
 
 
 def done(before: list[PeerRecord], rounds: int, heard: dict[str, float], idle_s: float = 0.0, *, own: int = 0) -> bool:
-    return which_stage.are_done(before, own, rounds, heard, idle_s)
+    return which_stage.ended(before, own, rounds, heard, idle_s) == rounds
 
 
 HEARD, GONE_S, LONG = {"a": 5.0, "b": 5.0}, which_stage.HEARD_S + 1, which_stage.IDLE_S + 1
@@ -135,7 +135,7 @@ HEARD, GONE_S, LONG = {"a": 5.0, "b": 5.0}, which_stage.HEARD_S + 1, which_stage
 def test_a_stage_has_no_more_to_do_when_all_that_send_to_it_are_done() -> None:
     assert not done([], 100, HEARD)
     assert not done(seen(a=-1, b=7), 100, HEARD)
-    assert done(seen(a=-1, b=7), 7, HEARD)
+    assert done(seen(a=-1, b=-1), 100, HEARD)
     assert done(seen(a=-1, b=-1, liar=3), 100, HEARD), "it has never sent anything"
     assert not done(seen(liar=-1), 100, HEARD), "the others may be back at any moment"
     assert not done(seen(a=-1), 100, HEARD)
@@ -152,29 +152,26 @@ def test_one_peer_alone_does_not_end_the_run_of_a_node_that_is_in_the_middle_of_
     for honest in ("a", "ab", "abc"):
         heard = dict.fromkeys(honest, GONE_S) | {"liar": 1.0}
         assert not done(seen(liar=-1), 100, heard, own=50), "they are away for a while"
-        assert not done(seen(liar=100), 100, heard, own=50)
         assert not done(seen(liar=-1, **dict.fromkeys(honest, 50)), 100, heard, own=50)
         assert done(seen(**dict.fromkeys(honest, -1)), 100, dict.fromkeys(honest, 5.0), own=50)
 
 
 def test_before_the_first_stage_is_nobody_whatever_a_record_says() -> None:
     others = [*seen(a=3), *holders(0, state="finished")]
-    assert which_stage.stage_before(Position(0, 2), others, 9, 0.0) == []
-    assert [record.peer_id for record in which_stage.stage_before(Position(1, 2), others, 9, 0.0)] == ["a"]
+    assert which_stage.stage_before(Position(0, 2), others, 9) == []
+    assert [record.peer_id for record in which_stage.stage_before(Position(1, 2), others, 9)] == ["a"]
 
 
 def test_who_finished_early_by_its_own_rounds_ends_no_other_nodes_run() -> None:
-    early, whole = replace(seen(a=-1)[0], round=20), replace(seen(b=-1)[0], round=400)
+    early, whole = replace(seen(a=-1)[0], ended=20), seen(b=-1)[0]
 
-    def before(of: int, *others: PeerRecord, rounds: int = 400, idle_s: float = 0.0) -> list[PeerRecord]:
-        return which_stage.stage_before(Position(of - 1, 3), others, rounds, idle_s)
+    def before(*others: PeerRecord, rounds: int = 100) -> list[PeerRecord]:
+        return which_stage.stage_before(Position(1, 2), others, rounds)
 
-    assert before(2, early) == [] and before(2, whole) == [whole] and before(2, early, *seen(c=30)) == seen(c=30)
-    assert before(2, early, rounds=20) == [early], "this node does no more rounds either"
-    middle = replace(early, stage=2)
-    assert before(3, middle, *seen(c=30)) == [], "its stage before goes on"
-    assert before(3, middle, whole) == [middle] == before(3, middle), "nothing comes to it any more"
-    assert before(3, middle, *seen(c=400)) == [middle] == before(3, middle, *seen(liar=30), idle_s=LONG)
+    assert before(early) == [] and before(whole) == [whole] and before(early, *seen(c=30)) == seen(c=30)
+    assert before(early, rounds=20) == [early], "this node does no more rounds either"
+    assert which_stage.ended([early], 19, 20, {"a": 5.0}, 0.0) == 20, "so it comes to the end of no more than that"
+    assert which_stage.ended([whole], 19, 20, {"b": 5.0}, 0.0) == 100
 
 
 def test_a_run_has_begun_when_most_say_so() -> None:

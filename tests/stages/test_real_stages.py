@@ -35,8 +35,8 @@ LLAMA = {
 
 def with_stages(real_nodes: RealNodes, **run: object) -> Manifest:
     inner = {"batch_tokens": 256, "clip": 1000.0, "warmup": 0.0, "learning_rate": 0.003, **run.pop("inner", {})}
-    tables = {"model": LLAMA, "data": {"sequence_length": 64}, "inner": inner}
-    return toml.load(real_nodes.tables(**tables, stages={"count": 2, "activations": "fp32"}, **run))
+    tables = {"model": LLAMA, "data": {"sequence_length": 64}, "stages": {"count": 2, "activations": "fp32"}}
+    return toml.load(real_nodes.tables(**{**tables, "inner": inner, **run}))
 
 
 def whole(run: Manifest, peer: str) -> Replica:
@@ -180,6 +180,23 @@ def test_an_empty_stage_is_held_again_by_the_node_that_held_it(real_nodes: RealN
     for node in (first, second):
         node.leave()
     until(lambda: not real_nodes.left_over(), "nothing is left", 10)
+
+
+def test_all_end_with_the_run_though_some_had_fewer_micro_batches_than_others(real_nodes: RealNodes) -> None:
+    """Of two in the middle stage hardly ever both have had enough for their own rounds; and none lingers."""
+    model = {"architecture": "LlamaConfig", "config": LLAMA["config"] | {"num_hidden_layers": 3}}
+    stages = {"count": 3, "activations": "fp32"}
+    with_stages(real_nodes, rounds=12, inner={"steps": 10, "clip": 1.0}, model=model, stages=stages)
+    second = real_nodes.node("two", "start", str(real_nodes.root / "run.toml"), "--stage", "2")
+    words = second.invitation()
+    nodes = [
+        second,
+        *(real_nodes.node(name, *words, "--stage", stage) for name, stage in (("three", "2"), ("four", "3"))),
+    ]
+    for node in nodes:
+        until(lambda node=node: node.ask("status").get("state") == "training", "it waits for micro-batches")
+    for node in (real_nodes.node("one", *words, "--stage", "1"), *nodes):
+        assert node.process.wait(300) == 0, node.log.read_text()[-2000:]
 
 
 def saved(node: Node) -> int:
