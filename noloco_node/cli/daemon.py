@@ -77,7 +77,7 @@ def _is_over(run: "Manifest", home: Home) -> bool:
     measured = "" if reached.eval_loss is None else f", held-out loss {loss(reached.eval_loss)}"
     report(f"{known.label} is over: {count(reached.round, 'round')}, step {reached.step}{measured}")
     report(f"its checkpoints: {home.run(known.run_id) / 'checkpoints'}")
-    for line in outcome.to_use(home, known.label, known.model.task):
+    for line in outcome.to_use(home, known.label, known.model.task, of_a_stage=known.stages is not None):
         report(line)
     report("to train on: another run.toml (its name, seed or rounds make it another run), or another invitation")
     return True

@@ -27,15 +27,21 @@ def lines(view: StatusView, rounds: int, home: Home, task: str | None = None) ->
     yield f"its checkpoint of round {saved} ({size(kept.bytes)}): {home.run(view.run_id) / 'checkpoints'}"
     if not is_over:
         yield f"to go on: noloco-node join{_which(home)}"
-    yield from to_use(home, view.run, task)
+    yield from to_use(home, view.run, task, of_a_stage=view.stage is not None)
 
 
-def to_use(home: Home, run: str, task: str | None) -> Iterator[str]:
+def to_use(home: Home, run: str, task: str | None, *, of_a_stage: bool = False) -> Iterator[str]:
     """What can be done with a run's checkpoints; `run`: its label."""
     if task is not None:  # whose model its volunteers have
         yield "to take the model out: `model.safetensors` in the newest folder there, by the names of the parameters"
         return
     which = _which(home, run)
+    if of_a_stage:
+        average = "noloco-node export --to my-model --average"
+        yield f"to take the whole model out: {average} <a home of each other stage>{which}"
+        flag = home_flag(home, os.environ)
+        yield f"the same while nodes hold all stages, and one of them runs here: {average} 1{flag}"
+        return
     yield f"to take the model out: noloco-node export --to my-model{which}"
     yield f"to let it continue a text: noloco-node sample 'Once upon a time'{which}"
 

@@ -467,7 +467,8 @@ class TrainingNode(BaseNode):
         if self._ready:
             await self._policy.write_down(leaving=True)
         if (rules := self._rules) and not self.moves():
-            rounds = self._stats.round if rules.ended else rules.run.rounds
+            over = rules.ended or self._ended >= rules.run.rounds  # a stage may end with fewer than the run has
+            rounds = self._stats.round if over else rules.run.rounds
             for line in outcome.lines(self.status(), rounds, self._home, rules.run.model.task):
                 self._report(line)
 

@@ -8,7 +8,7 @@ from fake_node import STATUS
 
 from noloco_node.host.home import Home
 from noloco_node.node import outcome
-from noloco_node.views.status import Checkpoints, Rounds
+from noloco_node.views.status import Checkpoints, Rounds, StageView
 
 DONE = replace(STATUS, round=100, time_s={"step": 3800.0, "other": 40.0, "paused": 99.0})
 SAVED = replace(DONE, checkpoint=Checkpoints(12_600_000, saved_round=100))
@@ -28,6 +28,13 @@ def test_what_was_reached_where_it_lies_and_what_comes_next(home: Home) -> None:
         "to take the model out: noloco-node export --to my-model",
         "to let it continue a text: noloco-node sample 'Once upon a time'",
     ]
+
+
+def test_what_a_node_of_one_stage_has_is_not_the_model(home: Home) -> None:
+    *_, saved, others, peers = outcome.lines(replace(SAVED, stage=StageView(number=2, stages=3)), 100, home)
+    assert saved.startswith("its checkpoint")
+    assert others.endswith("noloco-node export --to my-model --average <a home of each other stage>")
+    assert peers.endswith("noloco-node export --to my-model --average 1")
 
 
 def test_the_commands_name_home_and_run_where_they_must(home: Home, tmp_path: Path) -> None:
