@@ -104,8 +104,10 @@ def health(
         states[record.stage].add(record.state)
     every = range(1, at.stages + 1)
     working = SERVES_STAGE | ON_THE_WAY
+    if state == NodeState.FINISHED:
+        return ()  # the run may be over
     stand = [stage for stage in every if not states[stage] & working]
-    if state != NodeState.FINISHED and states[1] & working == {NodeState.FINISHED}:
+    if states[1] & working == {NodeState.FINISHED}:
         stand = [1, *stand]  # what has finished there sends nothing
     if found := [_standing(at, stage, states[stage]) for stage in stand]:
         return tuple(found)
@@ -142,5 +144,6 @@ def _standing(at: Position, stage: int, states: Set[str]) -> Health:
     return Health(
         "error",
         f"{whose}: nobody holds it, so nothing is trained",
-        "start a node that held it again, with `noloco-node join` in its home: it has the stage's weights on disk",
+        "start a node that held it again, with `noloco-node join` in its home: it has the stage's weights on disk. If "
+        f"none is left: `noloco-node join --stage {stage} --start-over` begins this stage with its first weights",
     )

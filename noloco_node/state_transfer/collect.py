@@ -149,9 +149,8 @@ class Collector:
                     break
                 await self._take(folder, donor, stage, oldest)
         if len(self.view.states) == 1:
-            raise SwarmUnreachable(
-                "no other node sent its state: see `noloco-node peers`, or leave --average out to export this one's"
-            )
+            own = "" if stages else ", or leave --average out to export this one's"
+            raise SwarmUnreachable(f"no other node sent its state: see `noloco-node peers`{own}")
 
     def _oldest(self, stage: OtherStage, own: OwnState) -> int:
         """The earliest round of another stage's state that counts. Stages differ in speed, and so in round: the middle

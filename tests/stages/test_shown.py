@@ -49,8 +49,10 @@ def says(*states: str, stage: int = 1, late: Collection[bool] = ()) -> tuple[Hea
 def test_a_stage_that_nobody_holds_is_an_error_until_somebody_is_on_the_way() -> None:
     (finding,) = says("training", "training")
     assert (finding.level, finding.text) == ("error", "stage 3 of 3: nobody holds it, so nothing is trained")
+    assert "`noloco-node join --stage 3 --start-over`" in finding.remedy
     assert says("training", "training", "joining") == ()
     assert says("training", "training", "finished") == ()
+    assert says("finished") == (), "the run is over, and it lingers"
 
 
 def test_a_first_stage_that_has_done_its_rounds_sends_nothing() -> None:

@@ -125,6 +125,12 @@ def test_another_stage_may_be_many_rounds_behind_but_none_of_its_nodes_behind_th
     assert done.skipped == (f"{name_of('left behind')}: old state",)
 
 
+def test_a_stage_alone_is_not_advised_to_export_itself(tmp_path: Path) -> None:
+    of_other = OtherStage(StateTerms(TERMS.run_id, b"2" * 32), 10, [])
+    gathered = [asyncio.run(gather(DonorNetwork(), tmp_path, [], 1, stages=stages)) for stages in ([], [of_other])]
+    assert ["leave --average out" in (each.failure or "") for each in gathered] == [True, False]
+
+
 def test_the_disk_must_have_room_for_the_states_of_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of_other = OtherStage(StateTerms(TERMS.run_id, b"2" * 32), 10 * OWN.parameters, [record(f"o{i}") for i in range(3)])
     needed = collect._PLACE_BYTES * (OWN.parameters + 2 * OWN.parameters + 2 * 10 * OWN.parameters)
