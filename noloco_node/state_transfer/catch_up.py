@@ -12,6 +12,7 @@ meanwhile: node/lifecycle.py says when this starts and stops.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -241,7 +242,8 @@ class CatchUp:
 
         async def judge(donor: str, state: LiveState) -> str | None:
             losses = await asyncio.wrap_future(self._owner.try_state(state.data))
-            log.info("held-out loss: %.4g here, %.4g with the state that came", losses.own, losses.theirs)
+            if not math.isnan(losses.own):  # else nothing could be measured, as in a stage before micro-batches come
+                log.info("held-out loss: %.4g here, %.4g with the state that came", losses.own, losses.theirs)
             near = samples.is_own(state) and losses.theirs <= losses.own + cross_check.BETTER * abs(losses.own)
             agreed = near or samples.agreed(state)
             claimed = samples.claimed(donor, state) if self._same_data else None
