@@ -404,7 +404,7 @@ class TrainingNode(BaseNode):
 
     async def _finish(self, author: FollowAuthor) -> None:
         """The work is done: let the last offer find its partner, save, and stay visible for a while (--linger)."""
-        self._ended = max(self._before_ended, self._stats.rounds_target or 0)
+        own_end = self._stats.rounds_target or 0
         if self._own_stage.at or author.rules.ended:
             self._stats.rounds_target = self._stats.round  # it may have ended earlier than planned
         self._handle(lifecycle.Signal.WORK_DONE)
@@ -424,6 +424,8 @@ class TrainingNode(BaseNode):
         rounds = author.rules.run.rounds
         if self._stats.round >= rounds:  # else its volunteer or the author ended it
             await self._own_stage.serve_on(self._all_seen, rounds)
+        self._ended = max(self._before_ended, own_end)  # not before: the stage behind would end
+        await self._publish_now()
         await asyncio.sleep(self._config.linger)
 
     @property

@@ -140,5 +140,7 @@ async def test_the_last_stage_ends_with_the_run_and_not_with_the_rounds_of_those
     assert own.update([replace(first, ended=2), replace(middle, ended=2)], 1, 2) == 2, "it wants no more either"
     assert not own.update([replace(first, ended=2), replace(middle, ended=2)], 2, RUN.rounds)
     assert not own.update([replace(first, state="training"), replace(middle, ended=2)], 2, RUN.rounds)
+    serves = replace(middle, round=RUN.rounds)
+    assert not own.update([replace(first, state="training"), serves], 2, RUN.rounds), "it passes on what comes"
     left = replace(middle, state="leaving", round=RUN.rounds - 2, ended=RUN.rounds)
     assert own.update([left], 2, RUN.rounds) == RUN.rounds, "it had fewer micro-batches than its rounds needed"
