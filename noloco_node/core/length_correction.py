@@ -28,7 +28,7 @@ from itertools import accumulate, islice, pairwise
 import torch
 from torch import Tensor
 
-from noloco_node.core.outer import moved, owe
+from noloco_node.core.outer import OuterSettings, snapshot
 
 LARGEST_SCALE = 1.5
 """Two orthogonal vectors of one length lose a factor sqrt 2; what a swap seems to lose beyond that is noise."""
@@ -73,24 +73,20 @@ class LengthCorrection:
         self._learn()
         return [tensor.scale for tensor in self._tensors]
 
-    def offer(self, theta: Tensor, phi: Tensor, beta: float, u: Tensor) -> None:
-        """Makes βΔ in a snapshot longer. The corrections that follow are compared with it."""
+    def offer(self, theta: Tensor, phi: Tensor, hyper: OuterSettings, u: Tensor) -> None:
+        """Writes a snapshot with a longer βΔ. The corrections that follow are compared with it."""
         self._learn()
         lengths: list[Tensor] = []
         counts = []
         for tensor, (start, end) in zip(self._tensors, self._places, strict=True):
             part = slice(start, end)
-            if tensor.scale > 1:
-                owe(theta[part], phi[part], beta * (tensor.scale - 1), u[part], self._owed[part])
-            else:
-                self._owed[part].zero_()
-            found = moved(theta[part], phi[part])
+            found = snapshot(theta[part], phi[part], hyper, u[part], tensor.scale, self._owed[part])
             lengths += found
             counts.append(len(found))
         known = iter(torch.stack(lengths).tolist() if lengths else ())
         for tensor, count in zip(self._tensors, counts, strict=True):
             square = sum(length * length for length in islice(known, count))
-            tensor.offered = (beta * tensor.scale) ** 2 * square
+            tensor.offered = (hyper.beta * tensor.scale) ** 2 * square
             tensor.corrected, tensor.elements, tensor.learned, tensor.before = 0.0, 0, False, tensor.scale
         self._landed.clear()
 

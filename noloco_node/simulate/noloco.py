@@ -140,9 +140,10 @@ class NoLoCo(Algorithm):
         self.stats = CodecStats()
         self._note_movements(outer)
         u = torch.empty_like(outer.theta)
-        core.snapshot(outer.theta, outer.phi, self._hyper, u)
+        if not self._norms:
+            core.snapshot(outer.theta, outer.phi, self._hyper, u)
         for norms, theta, phi, offered in zip(self._norms, outer.theta.detach(), outer.phi, u.detach(), strict=False):
-            norms.offer(theta, phi, self._hyper.beta, offered)
+            norms.offer(theta, phi, self._hyper, offered)
         met: frozenset[frozenset[int]] = frozenset()
         u, start = u.cpu(), u.device
         for swap in range(1, self._swaps + 1):

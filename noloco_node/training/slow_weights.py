@@ -90,13 +90,14 @@ class SlowWeights:
         """u = β Δ + γ φ, fp32 where φ is, a new tensor: what a partner needs. Δ is made longer by what averaging will
         take from it, where the run does that (core/length_correction.py). Before `step`."""
         u = torch.empty_like(self.phi) if self.phi.is_cuda else self._host_u.take()
-        outer.snapshot(self.theta, self.phi, self.settings, u)
         self._owed_for = -1
         if self._lengths:
             for added in self._added:
                 if added.has_length:
                     added.keep_length(self._lengths)
-            self._lengths.offer(self.theta, self.phi, self.settings.beta, u)
+            self._lengths.offer(self.theta, self.phi, self.settings, u)
+        else:
+            outer.snapshot(self.theta, self.phi, self.settings, u)
         self._require_finite(self.theta if self._apart else u)
         self._owed_for = self._position.round + 1
         return u

@@ -23,8 +23,7 @@ class Replica:
         """Δ of a phase in, u out."""
         self.theta = self.phi + moved
         u = torch.empty_like(self.theta)
-        outer.snapshot(self.theta, self.phi, HYPER, u)
-        self.norms.offer(self.theta, self.phi, HYPER.beta, u)
+        self.norms.offer(self.theta, self.phi, HYPER, u)
         outer.local_step(self.theta, self.phi, self.delta, HYPER)
         return u
 

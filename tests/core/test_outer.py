@@ -221,7 +221,7 @@ def test_vectors_longer_than_a_piece(monkeypatch):
     moved = rng.normal(size=1000)
     u = whole.phase(moved, hyper)
     whole.correct(u, hyper)
-    monkeypatch.setattr(outer, "PIECE", 64)
+    monkeypatch.setattr(outer, "CORE_PIECE", 64)
     assert torch.equal(pieced.phase(moved, hyper), u)
     pieced.correct(u, hyper)
     assert torch.equal(pieced.theta, whole.theta)
