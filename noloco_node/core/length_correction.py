@@ -91,9 +91,9 @@ class LengthCorrection:
         self._landed.clear()
 
     @contextmanager
-    def completed(self, start: int, c: Tensor) -> Iterator[Tensor]:
-        """What to add, within, for a correction of the elements from `start` on: c, and what is owed there. If that
-        fails, as a GPU may have no memory for it, it is owed as before."""
+    def completed(self, start: int, c: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """What to add, within, to a correction of the elements from `start` on: what is owed there, if anything. If
+        that fails, as a GPU may have no memory for it, it is owed as before."""
         end = start + len(c)
         if end > len(self._owed):
             raise ValueError(f"{len(c)} elements from {start} on do not lie in a vector of {len(self._owed)}")
@@ -104,8 +104,7 @@ class LengthCorrection:
         ]
         unread = [(tensor, torch.linalg.vector_norm(part)) for tensor, part in parts]
         again = start in self._landed  # of the round's second partner, whose fragments lie in the same places
-        whole = c if again else c + self._owed[start:end].to(c.device, non_blocking=True)
-        yield whole
+        yield () if again else (self._owed[start:end],)
         for tensor, part in parts:
             tensor.elements += len(part)
         self._unread += unread

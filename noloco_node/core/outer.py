@@ -111,11 +111,12 @@ def correct(  # noqa: PLR0913, PLR0917 - the replica's three tensors stay visibl
         raise ValueError(f"a correction comes 0 or more boundaries late, not {late}")
     kept = hyper.alpha**late
     moved = shift(hyper, late)
-    pieces = _pieces(theta, phi, delta, c)
-    if theta.device != phi.device:  # there may be no memory to bring it there: all of it comes before θ changes
-        pieces = iter([(theta, phi, delta, c)])
-    for t, p, d, part in pieces:
+    whole = (theta, phi, delta, c, *owed)
+    # a GPU may have no memory to bring or add it: all of it is there before θ changes
+    for t, p, d, part, *owes in [whole] if theta.is_cuda else _pieces(*whole):
         near, momentum, slow = _brought(part, t), _brought(d, t), _brought(p, t)
+        for due in owes:
+            near = near + _brought(due, t)
         t.add_(near, alpha=moved)
         _write_back(d, momentum.add_(near, alpha=kept))
         _write_back(p, slow.add_(near, alpha=moved))

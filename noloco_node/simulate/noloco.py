@@ -234,9 +234,9 @@ class NoLoCo(Algorithm):
         start, end = self._slices.bounds(index)
         c = pending.c[row, start:end]
         theta, phi, delta = (matrix[row, start:end] for matrix in (outer.theta.detach(), outer.phi, outer.delta))
-        with self._norms[row].completed(start, c) if self._norms else nullcontext(c) as whole:
-            core.correct(theta, phi, delta, whole, self._hyper)
-        pending.added[row, start:end] = whole
+        with self._norms[row].completed(start, c) if self._norms else nullcontext(()) as owed:
+            core.correct(theta, phi, delta, c, self._hyper, 0, *owed)
+        pending.added[row, start:end] = sum(owed, c)
 
     def _judge(self, outer: Outer, row: int, partner: int, pending: "_Pending") -> None:
         """As training/thread.py does it, when a swap has ended: what made the replica worse is taken back."""

@@ -131,9 +131,9 @@ class SlowWeights:
         if offered_round <= self._replaced_in:
             return
         owes = self._lengths if offered_round == self._owed_for else None
-        with owes.completed(start, c) if owes else nullcontext(c) as change:
-            added = _Added(start, kept or Packed(c), offered_round, change is not c)
-            self._change(added, change)
+        with owes.completed(start, c) if owes else nullcontext(()) as owed:
+            added = _Added(start, kept or Packed(c), offered_round, bool(owed))
+            self._change(added, c, *owed)
         self._added.append(added)
 
     def let_stay(self) -> None:
@@ -150,13 +150,11 @@ class SlowWeights:
         without it, had θ learned the same since."""
         while self._added:  # a GPU may have no memory for one of them: those before it have been taken back
             added = self._added[0]
-            change = added.correction.applied(self.theta.device)
+            both = [added.correction.applied(self.theta.device)]
             if self._lengths and added.has_length:
-                change = change + added.keep_length(self._lengths).to(change.device)
-            change = -change
-            if self._lengths and added.has_length:
+                both.append(added.keep_length(self._lengths).to(self.theta.device))
                 self._lengths.take_back(added.start, added.correction.size)
-            self._change(added, change)
+            self._change(added, *(-part for part in both))
             self._added.pop(0)
 
     @property
@@ -186,11 +184,11 @@ class SlowWeights:
     def _late(self, offered_round: int) -> int:
         return self._position.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)
 
-    def _change(self, added: _Added, c: Tensor) -> None:
+    def _change(self, added: _Added, c: Tensor, *owed: Tensor) -> None:
         part = slice(added.start, added.start + len(c))
         late = self._late(added.offered_round)
         self.secure(part.start, part.stop)
-        outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self.settings, late)
+        outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self.settings, late, *owed)
 
     # ---- other weights ----
     def secure(self, start: int = 0, end: int | None = None) -> None:
