@@ -8,7 +8,7 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from noloco_node.data.sources import Sources
     from noloco_node.publish.evaluate import Measured
     from noloco_node.publish.weights import Trained, Weights
+    from noloco_node.run.schema import Manifest
 
 _SETTINGS = ("home", "device", "threads", "data", "encoding", "tokenizer")
 _MAX_TOKENS = 100_000
@@ -38,13 +39,13 @@ _MAX_PEERS = 64
 
 
 def export(args: argparse.Namespace) -> int:
-    settings, to = _settings(args), config.whole_path(args.to)
+    to = config.whole_path(args.to)
     from noloco_node.publish import hf_folder, model_card
 
     hf_folder.check(to)
     from_peers = (args.average or "").isdecimal()
-    trained, events_file = (_mean_of_peers if from_peers else _mean_of_files)(args, settings)
-    measured = _measured_if_possible(trained, settings)
+    trained, events_file = (_mean_of_peers if from_peers else _mean_of_files)(args)
+    measured = _measured_if_possible(trained, args)
     rows = model_card.history(events_file, trained.round)
     hf_folder.write(to, trained, measured, rows)
     if args.json:
@@ -55,11 +56,11 @@ def export(args: argparse.Namespace) -> int:
     return 0
 
 
-def _mean_of_peers(args: argparse.Namespace, settings: NodeConfig) -> "tuple[Trained, Path]":
+def _mean_of_peers(args: argparse.Namespace) -> "tuple[Trained, Path]":
     """The mean of this node's weights and some peers', and this node's event log."""
     from noloco_node.publish import weights
 
-    home, peers = Home(settings.home), int(args.average)
+    home, peers = Home(_settings(args).home), int(args.average)
     if not 1 <= peers <= _MAX_PEERS:
         raise UsageError(f"--average takes 1 to {_MAX_PEERS} peers, not {peers}")
     if args.run or args.checkpoint:
@@ -71,7 +72,7 @@ def _mean_of_peers(args: argparse.Namespace, settings: NodeConfig) -> "tuple[Tra
         for state in view.states
     ]
     try:
-        trained = weights.load(fetched, _sources(settings))
+        trained = _load(args, fetched)
     finally:
         for folder in {place.path.parent for place in fetched}:
             shutil.rmtree(folder, ignore_errors=True)
@@ -95,24 +96,21 @@ async def _gather(home: Home, peers: int) -> GatherView:
     return view
 
 
-def _mean_of_files(args: argparse.Namespace, settings: NodeConfig) -> "tuple[Trained, Path]":
+def _mean_of_files(args: argparse.Namespace) -> "tuple[Trained, Path]":
     """The mean of weights in files, and the event log beside the first of them."""
     from noloco_node.publish import weights
 
-    first = _place(args, settings)
+    first = _place(args)
     others = [Path(word.strip()) for word in (args.average or "").split(",") if word.strip()]
-    places = [first, *(weights.find(path, first.file.run.run_id) for path in others)]
-    trained = weights.load(places, _sources(settings))
+    trained = _load(args, [first, *(weights.find(path, first.file.run.run_id) for path in others)])
     return trained, trained.paths[0].parent.parent / "events.jsonl"
 
 
 def evaluate(args: argparse.Namespace) -> int:
-    settings = _settings(args)
     from noloco_node.base.units import span
-    from noloco_node.publish import weights
 
-    trained = weights.load([_place(args, settings)], _sources(settings))
-    measured = _measured(trained, settings)
+    trained = _load(args, [_place(args)])
+    measured = _measured(trained, args)
     if args.json:
         _print_json(trained, _figures(measured))
     else:
@@ -130,12 +128,9 @@ def sample(args: argparse.Namespace) -> int:
         raise UsageError(f"--temperature must be a number from 0 to 100, not {args.temperature:g}")
     if not 0 <= args.seed < 2**63:
         raise UsageError("--seed must be a whole number of at least 0")
-    settings = _settings(args)
-    from noloco_node.publish import weights
-
-    trained = weights.load([_place(args, settings)], _sources(settings))
+    trained = _load(args, [_place(args)])
     with _beside_a_node():
-        pieces = _continuation(trained, settings, args)
+        pieces = _continuation(trained, args)
         if args.json:
             _print_json(trained, {"text": args.text, "continuation": "".join(pieces)})
             return 0
@@ -147,12 +142,12 @@ def sample(args: argparse.Namespace) -> int:
     return 0
 
 
-def _continuation(trained: "Trained", settings: NodeConfig, args: argparse.Namespace) -> Iterator[str]:
+def _continuation(trained: "Trained", args: argparse.Namespace) -> Iterator[str]:
     from noloco_node.core.device import choose_devices
     from noloco_node.training.language import continuation
 
     return continuation(
-        trained.module.to(choose_devices(settings.device)[0]),
+        trained.module.to(choose_devices(_settings(args).device)[0]),
         trained.tokenizer,
         trained.run.data.sequence_length,
         args.text,
@@ -179,42 +174,52 @@ def _settings(args: argparse.Namespace) -> NodeConfig:
     return config.load({name: getattr(args, name) for name in _SETTINGS}, os.environ)
 
 
-def _place(args: argparse.Namespace, settings: NodeConfig) -> "Weights":
+def _place(args: argparse.Namespace) -> "Weights":
     from noloco_node.publish import weights
 
     named = getattr(args, "path", None)
-    path = Path(named) if named else settings.home
+    path = Path(named) if named else _settings(args).home
     if not named and not path.exists():
         raise UsageError(f"there is no run in {path}: name a home in which a node has trained, with --home")
     return weights.find(path, args.run, args.checkpoint, lambda line: print(line, file=sys.stderr))
 
 
-def _sources(settings: NodeConfig) -> "Sources":
+def _load(args: argparse.Namespace, places: "Sequence[Weights]") -> "Trained":
+    from noloco_node.publish import weights
+
+    return weights.load(places, _sources(args, places[0].file.run))
+
+
+def _sources(args: argparse.Namespace, run: "Manifest") -> "Sources":
+    """Files that are not named now are those that the node here was given for this run."""
     from noloco_node.data.sources import Sources
 
+    flags = {name: getattr(args, name) for name in _SETTINGS} | {"run": run.run_id}
+    settings = config.load(flags, os.environ, coming_back=True)
     return Sources(settings.data, settings.tokenizer, Home(settings.home).data, settings.encoding)
 
 
-def _measured(trained: "Trained", settings: NodeConfig) -> "Measured":
+def _measured(trained: "Trained", args: argparse.Namespace) -> "Measured":
     import torch
 
     from noloco_node.data.corpus import load as load_corpus
     from noloco_node.publish.evaluate import measure
     from noloco_node.terminal.progress import Progress
 
+    settings = _settings(args)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    corpus = load_corpus(trained.run.data, _sources(settings), trained.tokenizer)
+    corpus = load_corpus(trained.run.data, _sources(args, trained.run), trained.tokenizer)
     with Progress() as say, _beside_a_node():
         return measure(trained, corpus, settings.device, partial(say, "evaluating"))
 
 
-def _measured_if_possible(trained: "Trained", settings: NodeConfig) -> "Measured | None":
+def _measured_if_possible(trained: "Trained", args: argparse.Namespace) -> "Measured | None":
     """An export without its loss is better than none: the data may be on another machine, or on the hub."""
     if trained.run.data.source == "hub":
         return None
     try:
-        return _measured(trained, settings)
+        return _measured(trained, args)
     except (UsageError, OutOfMemory, DiskFull) as error:
         print(f"exported without its loss: {error}", file=sys.stderr)
         return None

@@ -1,5 +1,6 @@
 """This machine: one frozen NodeConfig, resolved once: flag > environment (`NOLOCO_*`) > node.toml > what was given last
-time > default. What was given last time (host/remembered.py) counts for `join` only. `none` stands for the default.
+time > default. What was given last time (host/remembered.py) counts for `join`, and its files for the verbs about the
+model. `none` stands for the default.
 
 The only module that knows the names of environment variables; it gets the environment as an argument. By hand rather
 than with pydantic-settings: importing pydantic takes 0.1 s, as long as all else that `--help` and `status` import, and

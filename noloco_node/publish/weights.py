@@ -230,4 +230,4 @@ def language(run: Manifest, sources: Sources, exported: Path | None = None) -> t
         return tokens.load(run.data.tokenizer, sources.tokenizer)
     if run.data.tokenizer.startswith("hub:"):
         return tokens.FileTokenizer(read_tokenizer(brought))
-    return tokens.load(run.data.tokenizer, sources.tokenizer or brought)
+    return tokens.load(run.data.tokenizer, brought)

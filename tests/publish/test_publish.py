@@ -25,6 +25,7 @@ from noloco_node.cli import main
 from noloco_node.data.corpus import NOTHING
 from noloco_node.data.sources import Sources
 from noloco_node.errors import Incompatible, UsageError
+from noloco_node.host import remembered
 from noloco_node.host.home import Home
 from noloco_node.publish.hf_folder import byte_tokenizer
 from noloco_node.publish.model_card import history
@@ -506,6 +507,25 @@ def test_an_export_brings_its_tokenizer(of_words: Path, capsys: pytest.CaptureFi
     assert "tokenizer.json is not the run's tokenizer" in refused(capsys, "sample", "a peer", str(of_words))
     (of_words / "tokenizer.json").unlink()
     assert "with --tokenizer" in refused(capsys, "sample", "a peer", str(of_words))
+
+
+def test_files_that_a_node_was_given_for_its_run_need_not_be_named_again(
+    of_words: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the node says at its end, as `noloco-node export --to my-model`, works as it stands."""
+    home, exported = Home(of_words.parent / "home"), signed_file.read(of_words)
+    shutil.copy(of_words / "tokenizer.json", words := of_words.parent / "words.json")
+    named, to = ("--home", str(home.root)), of_words.parent / "again"
+    assert "with --tokenizer" in refused(capsys, "eval", *named)
+    given = {"tokenizer": str(words), "data": [str(of_words.parent / "set.jsonl")]}
+    remembered.keep(home, given, exported.run.run_id, exported.signed.author)
+    assert told(capsys, "sample", "a peer", "--tokens", "5", *named)["continuation"]
+    measured = told(capsys, "export", "--to", str(to), *named)["eval_loss"]
+    assert measured == pytest.approx(exported.trained["eval_loss"], abs=1e-6)
+    words.unlink()
+    assert told(capsys, "eval", str(to), *named)["eval_loss"] == pytest.approx(measured, abs=1e-6)
+    remembered.keep(home, given, "0" * 64, exported.signed.author)
+    assert "name yours" in refused(capsys, "eval", str(to), *named), "files for another run"
 
 
 def test_an_export_brings_a_tokenizer_of_the_hub(
