@@ -10,8 +10,11 @@ from noloco_node.host.home import Home
 from noloco_node.views.status import StatusView
 
 
-def lines(view: StatusView, rounds: int, home: Home, task: str | None = None) -> Iterator[str]:
-    """`view`: the last status; `rounds` and `task`: of the run. A node that had no weights says nothing."""
+def lines(
+    view: StatusView, rounds: int, home: Home, task: str | None = None, *, is_loop: bool = False
+) -> Iterator[str]:
+    """`view`: the last status; `rounds` and `task`: of the run; `is_loop`: a script brought the task. A node that had
+    no weights says nothing."""
     kept = view.checkpoint
     saved = kept.saved_round if kept else None
     if view.run_id is None or view.run is None or (view.loss is None and saved is None):
@@ -26,7 +29,7 @@ def lines(view: StatusView, rounds: int, home: Home, task: str | None = None) ->
         return
     yield f"its checkpoint of round {saved} ({size(kept.bytes)}): {home.run(view.run_id) / 'checkpoints'}"
     if not is_over:
-        yield f"to go on: noloco-node join{_which(home)}"
+        yield f"to go on: {'run the script again' if is_loop else f'noloco-node join{_which(home)}'}"
     yield from to_use(home, view.run, task, of_a_stage=view.stage is not None)
 
 

@@ -470,8 +470,8 @@ class TrainingNode(BaseNode):
             await self._policy.write_down(leaving=True)
         if (rules := self._rules) and not self.moves():
             over = rules.ended or self._ended >= rules.run.rounds  # a stage may end with fewer than the run has
-            rounds = self._stats.round if over else rules.run.rounds
-            for line in outcome.lines(self.status(), rounds, self._home, rules.run.model.task):
+            rounds, is_loop = self._stats.round if over else rules.run.rounds, self._brought is not None
+            for line in outcome.lines(self.status(), rounds, self._home, rules.run.model.task, is_loop=is_loop):
                 self._report(line)
 
     async def _leave_directory(self, until: float) -> None:

@@ -54,6 +54,12 @@ def test_a_node_that_did_its_own_rounds_can_go_on(home: Home) -> None:
     assert goes_on == "to go on: noloco-node join"
 
 
+def test_a_loop_goes_on_by_its_script(home: Home) -> None:
+    """`join` does not know a task that nobody has installed."""
+    left = replace(SAVED, round=41, checkpoint=Checkpoints(12_600_000, saved_round=41))
+    assert "to go on: run the script again" in outcome.lines(left, 100, home, "mine", is_loop=True)
+
+
 def test_what_was_not_saved_is_no_advice(home: Home) -> None:
     lost = replace(DONE, checkpoint=Checkpoints(12_600_000), last_error="disk full: free some")
     assert list(outcome.lines(lost, 100, home))[1:] == [
