@@ -40,8 +40,10 @@ def shown(value: object) -> str:
     """A wrong value on one line and short, as its author would recognise it."""
     if isinstance(value, bool | None):
         return json.dumps(value)
-    if isinstance(value, dict | list):  # repr of a deep one could exhaust the stack
-        return "a table" if isinstance(value, dict) else "a list"
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list) and not all(isinstance(each, int | float) for each in value):
+        return "a list"  # repr of a deep one could exhaust the stack
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
@@ -59,8 +61,10 @@ def listed(words: Sequence[str]) -> str:
 
 
 def explain(error: "ValidationError", model: "type[BaseModel]") -> str:
-    """pydantic's first error as our sentence. A field says what it allows in `json_schema_extra`."""
-    first = error.errors(include_url=False)[0]
+    """pydantic's first error as our sentence, a key that is not known before one that is missing: it may be a typo of
+    it. A field says what it allows in `json_schema_extra`."""
+    found = error.errors(include_url=False)
+    first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
     key, parent, allowed = _walk(first["loc"], model)
     match first["type"]:
         case "extra_forbidden":

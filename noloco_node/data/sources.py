@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from noloco_node.base.units import size, span
-from noloco_node.base.validation import shown
+from noloco_node.base.validation import listed, shown
 from noloco_node.errors import UsageError
 from noloco_node.run.schema import DataSpec, Manifest
 from noloco_node.views.status import Health
@@ -159,6 +159,8 @@ def _found(path: Path, name: str) -> Iterator[Path]:
         except ValueError as error:
             raise UsageError(f"{shown(name)} is no pattern: {error}") from None
     files = [file for file in found if file.is_file()]
+    if not files and path.is_dir():
+        raise UsageError(f"no file in the folder {shown(name)} ends in {listed(SUFFIXES)}: name files, or a pattern")
     if not files:
         raise UsageError(f"there is no file {shown(name)} here: name files, a folder of them, or a pattern")
     yield from files

@@ -396,7 +396,7 @@ def read_home_toml(home: Path) -> dict[str, object]:
     path = home / "node.toml"
     try:
         with open_file(path) as file:
-            return tomllib.loads(file.read(_MAX_FILE_BYTES).decode())
+            return tomllib.loads(file.read(_MAX_FILE_BYTES).decode("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except OSError as error:

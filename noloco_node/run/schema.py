@@ -246,7 +246,7 @@ class StagesSpec(Table):
     @model_validator(mode="after")
     def _consistent(self) -> "StagesSpec":
         if self.cut and (len(self.cut) != self.count - 1 or any(a >= b for a, b in pairwise((0, *self.cut)))):
-            raise ValueError(f"cut must be {self.count - 1} layer numbers that grow, not {list(self.cut)}")
+            raise ValueError(f"needs {self.count - 1} layer numbers that grow as cut, not {list(self.cut)}")
         return self
 
 

@@ -36,7 +36,7 @@ def load(path: Path, say: Callable[[str], None] = lambda line: None) -> Manifest
     """Read a run.toml. `say` is told of what takes long. Raises UsageError, which names the key and what is allowed."""
     raw = _read(path, f"{path} does not exist: write one with `noloco-node init {path}`")
     try:
-        return Manifest.model_validate(_with_files(tomllib.loads(raw.decode()), path.parent, say))
+        return Manifest.model_validate(_with_files(tomllib.loads(raw.decode("utf-8-sig")), path.parent, say))
     except ValidationError as error:
         raise UsageError(f"{path.name}: {explain(error, Manifest)}") from None
     except UnicodeDecodeError:
@@ -47,7 +47,7 @@ def load(path: Path, say: Callable[[str], None] = lambda line: None) -> Manifest
 
 def weights(path: Path) -> str | None:
     """The folder of the weights that the run of this run.toml begins with; it was loaded before."""
-    found = _weights(tomllib.loads(path.read_text(encoding="utf-8")), path.parent)
+    found = _weights(tomllib.loads(path.read_text(encoding="utf-8-sig")), path.parent)
     return None if found is None else str(found)
 
 

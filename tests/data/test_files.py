@@ -251,7 +251,7 @@ def test_what_is_missing_is_said_before_anything_is_read(tmp_path: Path) -> None
         assert words in str(told.value), "all of it in one go"
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.json").write_text("{}")
-    with pytest.raises(UsageError, match="there is no file"):
+    with pytest.raises(UsageError, match=r"no file in the folder .* ends in \.txt, .* or \.tokens"):
         load(given(tmp_path, tmp_path / "empty"))
 
 

@@ -45,7 +45,7 @@ def test_flag_beats_environment_beats_file_beats_default():
 
 
 def test_home_flag_decides_which_file_is_read(tmp_path):
-    (tmp_path / "node.toml").write_text('device = "cpu"\n')
+    (tmp_path / "node.toml").write_text('device = "cpu"\n', encoding="utf-8-sig")  # as some editors begin a file
     assert config.load({"home": str(tmp_path)}, {"NOLOCO_HOME": "/nowhere"}).device == "cpu"
     assert config.load({}, {"NOLOCO_HOME": str(tmp_path)}).home == tmp_path
     assert config.load({}, {"NOLOCO_HOME": str(tmp_path / "none")}).device == "auto"

@@ -130,7 +130,9 @@ def test_a_phase_by_time(run_toml):
         ('"tiny"', '"Tiny"', "name must be 1 to 32 of the characters a-z, 0-9 and -, not 'Tiny'"),
         ("learning_rate = 0.003", "learning_rate = nan", "inner.learning_rate must be a number above 0 and at most 1"),
         ("[0.9, 0.95]", "[0.9, 1.0]", "inner.betas must be two numbers, each from 0 to below 1, not [0.9, 1.0]"),
-        ("[0.9, 0.95]", "[0.9]", "inner.betas must be two numbers, each from 0 to below 1"),
+        ("[0.9, 0.95]", "[0.9]", "inner.betas must be two numbers, each from 0 to below 1, not [0.9]"),
+        ("[outer]", "[stages]\ncont = 2\n[outer]", "stages.cont is not known, did you mean count?"),
+        ("[outer]", "[stages]\ncount = 3\ncut = [1]\n[outer]", "stages needs 2 layer numbers that grow as cut"),
         ("1024", "1000", "inner.batch_tokens must be a multiple of data.sequence_length (128), not 1000"),
         ('preset = "tiny"', 'preset = "huge"', "model.preset must be tiny, 125m, 350m, 1b or 7b, not 'huge'"),
         ('preset = "tiny"', "", "model needs one of preset, architecture, weights and task"),
@@ -148,6 +150,12 @@ def test_errors_name_the_key_and_what_is_allowed(run_toml, old, new, sentence):
     assert str(raised.value).startswith("run.toml")
     assert sentence in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_file_of_an_editor_that_marks_its_encoding(run_toml):
+    plain = toml.load(path := run_toml())
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert toml.load(path) == plain
 
 
 def test_who_waits_for_one_partner_waits_for_no_further_one(run_toml):
