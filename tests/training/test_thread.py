@@ -41,6 +41,7 @@ from noloco_node.training.mailbox import Failed, Finished, Judged, PhaseEnded, R
 from noloco_node.training.offer import Offer
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import TrainingThread
+from noloco_node.training.time_accounts import ACCOUNTS
 
 DEADLINE_S = 20.0
 
@@ -397,13 +398,15 @@ def test_a_phase_is_told_as_long_as_it_was() -> None:
     """From boundary to boundary, with the evaluation between them. Where a step takes nearly a phase, what the last one
     was too long counts for the next one, which is no shorter for it."""
     with begun(lambda: small_replica(run=timed_run(0.01, rounds=12)), rounds=12) as watched:
-        before = 0.0
+        before = dict.fromkeys(ACCOUNTS, 0.0)
         for _ in range(12):
             ended = watched.until(PhaseEnded)
-            evaluated, before = ended.spent.accounts["evaluate"] - before, ended.spent.accounts["evaluate"]
-            assert ended.seconds - ended.done.seconds == pytest.approx(
-                evaluated if ended.done.round > 1 else 0, abs=0.02
-            )
+            spent = {account: seconds - before[account] for account, seconds in ended.spent.accounts.items()}
+            before = ended.spent.accounts
+            between_s = ended.seconds - ended.done.seconds
+            least_s = spent["evaluate"] if ended.done.round > 1 else 0.0
+            # a busy machine may take the core away at either end
+            assert least_s - 1e-3 <= between_s <= least_s + spent["other"] + 1e-3
 
 
 def test_a_state_that_is_adopted_in_the_middle_begins_the_phase_anew() -> None:
