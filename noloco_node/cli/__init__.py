@@ -5,13 +5,14 @@ exit code, and with `--json` a document on stdout, too; anything else is a bug: 
 in the home's log. How a signal ends a verb: __main__.py.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
 from noloco_node.base.validation import printable
-from noloco_node.errors import EXIT_INTERRUPTED, NolocoError, known
+from noloco_node.errors import EXIT_INTERRUPTED, DiskFull, NolocoError, known
 
 _ENVIRONMENT = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",  # p2pd is started by exec; gRPC's fork handlers would only add warnings and delays
@@ -65,6 +66,8 @@ def _report(error: BaseException, args: list[str]) -> int:
         case BrokenPipeError():
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
             return 0
+        case OSError(errno=errno.ENOSPC, filename=None):  # also at the flush: what is said here may not come through
+            return _say("the disk is full: the output is not whole. Free some space", DiskFull.exit_code, args)
         case _:
             from noloco_node.cli.log_setup import note_crash
 
@@ -78,7 +81,7 @@ def _say(sentence: str, code: int, args: list[str]) -> int:
 
         from noloco_node.views.documents import SCHEMA, as_error
 
-        with suppress(BrokenPipeError):  # on one line, since it may end a list of documents that has one a line
+        with suppress(OSError):  # on one line, since it may end a list of documents that has one a line
             print(json.dumps({"schema": SCHEMA, "error": as_error(sentence, code)}), flush=True)
     print(printable(sentence), file=sys.stderr)
     return code

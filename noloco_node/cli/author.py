@@ -142,7 +142,7 @@ def tokenize(args: argparse.Namespace) -> int:
 
         def say(progress: "FilesProgress") -> None:
             done = round(progress.share * kilobytes)
-            bar("tokenizing, of the kB", done, kilobytes, f"{rate(progress.tokens)} tokens")
+            bar("tokenizing", done, kilobytes, f"{rate(progress.tokens)} tokens", unit="kB")
 
         train, held_out = files.tokenize(paths, out, tokenizer, reading, say)
     lines = {"source": "files", "tokenizer": name, "field": args.field}

@@ -222,7 +222,8 @@ class NodeConfig:
     linger: float = _key(_linger, default=0.0)
     """Seconds that a finished node keeps its control socket open, unless it is told to leave."""
     run: str | None = _key(
-        _text(r"[0-9a-f]{32,64}", "the run's id, 64 hex digits, or at least its first 32"), default=None
+        _text(r"[0-9a-f]{32,64}", "the run's id, 64 hex digits, or its first 32; 12 of a run that this home was in"),
+        default=None,
     )
     """Join this run only, by its id or the first half of it."""
     trust: str | None = _key(

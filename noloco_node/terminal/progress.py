@@ -44,12 +44,12 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._bar.stop()
 
-    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+    def __call__(self, what: str, done: int, total: int, note: str = "", unit: str = "done") -> None:
         """`note`: the latest figure, as `loss 1.87`."""
         now = self._clock()
         if done < self._done or not done:
             self._began = now
-        count = f"{done} of {total} done"
+        count = f"{done} of {total} {unit}"
         if left := self._left(done, total, now):
             count += f", about {left} left"
         self._bar.update(self._task, completed=done, total=total, description=what, count=f"{count} {note}".rstrip())

@@ -368,6 +368,15 @@ def test_a_terminal_that_is_gone_ends_no_node():
     assert done.returncode == 7
 
 
+def test_an_output_that_the_disk_has_no_room_for_is_an_error():
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "noloco_node", "paths"]
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=Path(__file__).parents[2]
+        )
+    assert done.returncode == 20 and done.stderr.startswith("the disk is full: the output is not whole")
+
+
 def test_the_port_of_last_time_is_taken_again_if_it_is_free(node, home, address):
     main(["init"])
     signed = was_in(home, Identity.load_or_create(home.create().identity))

@@ -25,11 +25,13 @@ DOOR = Address("ip4", "127.0.0.1", 1, "peer")
 
 
 def of_stage(number: int, folder: Path, *, service: object = None, peer: str = "me", report: Any = print) -> OwnStage:
-    config = NodeConfig(home=folder, bootstrap=(DOOR,))
-    given: Any = (config, Home(folder), peer, None, service, lambda _: False, None, report)
-    made = OwnStage(*given)
+    made = OwnStage(*_given(NodeConfig(home=folder, bootstrap=(DOOR,)), report, service, peer))
     made.at = Position(number - 1, 3)
     return made
+
+
+def _given(config: NodeConfig, report: Any, service: object = None, peer: str = "me") -> Any:
+    return (config, Home(config.home), peer, None, service, lambda _: False, None, report)
 
 
 def moves(node: OwnStage, others: Collection[PeerRecord], monkeypatch: pytest.MonkeyPatch) -> int | None:
@@ -51,6 +53,14 @@ def test_those_that_came_at_the_same_moment_to_the_same_stage_spread(
     assert moves(of_stage(1, tmp_path), holders(1, 2), monkeypatch) == 3
     assert moves(of_stage(1, tmp_path), holders(2, 3), monkeypatch) is None, "it is the only one there"
     assert moves(of_stage(1, tmp_path), holders(1, 1, round=3), monkeypatch) is None, "nobody has the others' states"
+
+
+def test_a_run_that_is_not_cut_says_that_no_stage_is_held(tmp_path: Path) -> None:
+    said: list[str] = []
+    made = OwnStage(*_given(NodeConfig(home=tmp_path, stage=2), said.append))
+    run: Any = SimpleNamespace(stages=None)
+    asyncio.run(made.choose(run, look=None))  # type: ignore[arg-type]
+    assert made.at is None and said == ["the run is not cut into stages: stage 2, as set, is not used"]
 
 
 class Service:
