@@ -30,9 +30,10 @@ def test_a_full_disk_costs_the_log_and_no_traceback(tmp_path: Path, capsys: pyte
 
 
 def test_a_path_that_is_no_text_costs_no_line_and_no_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = Home(tmp_path).create()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's could not send such a line to another process
     with log_setup.written(home, "info", "text"):
         logging.getLogger("noloco_node").info("its checkpoints: /h/\udcff")
     assert "its checkpoints: /h/\\udcff" in home.log.read_text()
