@@ -38,7 +38,11 @@ def test_who_still_starts_leaves_at_once(real_nodes: RealNodes, number: signal.S
 
 def test_a_terminal_that_is_closed_costs_no_work(real_nodes: RealNodes) -> None:
     """It hangs up twice: the shell for its jobs, and the system."""
-    node = real_nodes.node("closed", "start", str(real_nodes.paced(seconds=1.0)))
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would hand it on as ignored
+    try:
+        node = real_nodes.node("closed", "start", str(real_nodes.paced(seconds=1.0)))
+    finally:
+        signal.signal(signal.SIGHUP, before)
     until(lambda: node.round() >= 2, "rounds of its own")
     for _ in range(2):
         node.process.send_signal(signal.SIGHUP)
