@@ -27,6 +27,8 @@ from noloco_node.wire.state_format import Coding
 
 FRAME_S = 30.0
 """A donor that sends nothing for so long is given up."""
+MOST_PLACES = 100
+"""Beyond one each second: a donor says the place in its queue each 10 s, and when it changes."""
 PROGRESS_S = 5.0
 """How long a peer may take to say how far it is."""
 SAMPLE_S = 15.0
@@ -171,6 +173,8 @@ async def fetch(
             fragment = bytearray()
             while len(fragment) < download.next_bytes:
                 chunk = await _receive(stream, pace)
+                if isinstance(chunk, wire.Refusal):
+                    raise PeerRefused(chunk.code.reason)
                 due = min(state_format.CHUNK_BYTES, download.next_bytes - len(fragment))
                 # smaller chunks are refused as well: each of them costs work
                 if not isinstance(chunk, wire.StateChunk) or len(chunk.data) != due:
@@ -209,11 +213,16 @@ async def sample(
 
 
 async def _header(stream: AsyncIterator[pb.StateFrame], pace: Traffic, watcher: DownloadWatcher) -> wire.StateHeader:
+    now, places = asyncio.get_running_loop().time, 0
+    began = now()
     while True:
         match await _receive(stream, pace):
             case wire.StateHeader() as header:
                 return header
             case wire.StatePlace(place):
+                places += 1
+                if places > MOST_PLACES + now() - began:
+                    raise PeerMisbehaved("too_many_frames", "places in its queue")
                 watcher.queued(place)
             case wire.Refusal(code):
                 raise PeerRefused(code.reason)

@@ -1,7 +1,9 @@
 """Copies of this node's live state in memory, from which state_transfer/server.py sends.
 
-One copy serves all downloads that begin within SHARED_S and SHARED_ROUNDS, in each coding that is asked for. What
-making one costs the training thread is in training/background_copy.py. The numbers are opaque here.
+One copy serves all downloads that begin in its round, or within SHARED_S and SHARED_ROUNDS, in each coding that is
+asked for. Where all copies are read, and the newer by slow readers alone, that is dropped when somebody needs a fresh
+one. The older stays until its readers have it: else nobody on a slow link would ever come to the end. What making one
+costs the training thread is in training/background_copy.py. The numbers are opaque here.
 """
 
 import asyncio
@@ -11,18 +13,20 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from noloco_node.core.verdict import Trial
+from noloco_node.errors import PeerRefused
 from noloco_node.state_transfer.client import aside
 from noloco_node.wire import messages as wire
 from noloco_node.wire import state_format
 from noloco_node.wire.state_format import Coding
 
 SHARED_S, SHARED_ROUNDS = 20.0, 5
-"""A download that begins may use a copy that is at most so old. Where rounds are short, one of 20 s before would put
-who takes it far behind."""
+"""A download that begins may use a copy that is at most so old, or of the round that this node is in: to call and hang
+up again and again causes no copy each time. Where rounds are short, one of 20 s before would put who takes it far
+behind."""
 KEPT_S = 60.0
 """A copy is kept for so long after its last download, so that one that broke off can resume."""
 MAX_COPIES = 2
-"""Each has 8 bytes a parameter. When both are in use by slow downloads, a new one gets the newer of them."""
+"""Each has 8 bytes a parameter. When both are in use, and the newer not by slow readers alone, a new one gets that."""
 
 
 class StateOwner(Protocol):
@@ -36,20 +40,24 @@ class StateOwner(Protocol):
 class StateCopy:
     """The state at one moment."""
 
+    _held: memoryview | None
+
     def __init__(self, round: int, numbers: memoryview, taken_at: float) -> None:
         self.taken_at = self.left_at = taken_at
         self.size = len(numbers)
-        self.users = 0
-        self.round, self._numbers = round, numbers
+        self.users: list[Callable[[], bool]] = []
+        """Each says whether it reads slowly."""
+        self.round, self._held = round, numbers
         self._versions: dict[Coding, wire.StateHeader] = {}
 
     def version(self, coding: Coding) -> wire.StateHeader:
         """Takes a second for a gigabyte, the first time."""
         if coding not in self._versions:
-            total = coding.size(len(self._numbers) // 4)
+            numbers = self._numbers()
+            total = coding.size(self.size // 4)
             size = state_format.fragment_bytes(total)
             digests = b"".join(
-                state_format.digest(coding.encode(self._numbers, start, min(start + size, total)))
+                state_format.digest(coding.encode(numbers, start, min(start + size, total)))
                 for start in range(0, total, size)
             )
             root = state_format.root(self.round, total, digests)
@@ -60,10 +68,20 @@ class StateCopy:
         return any(version.root == root for version in self._versions.values())
 
     def chunks(self, coding: Coding, start: int) -> Iterator[wire.StateChunk]:
-        """From byte `start` on, where a fragment begins. A fragment is whole chunks but for the last one."""
-        total = coding.size(len(self._numbers) // 4)
+        """From byte `start` on, where a fragment begins. A fragment is whole chunks but for the last one. Raises
+        PeerRefused when the copy has been dropped."""
+        total = coding.size(self.size // 4)
         for at in range(start, total, state_format.CHUNK_BYTES):
-            yield wire.StateChunk(bytes(coding.encode(self._numbers, at, min(at + state_format.CHUNK_BYTES, total))))
+            yield wire.StateChunk(bytes(coding.encode(self._numbers(), at, min(at + state_format.CHUNK_BYTES, total))))
+
+    def drop(self) -> None:
+        """The memory is free at once, although somebody may still read."""
+        self._held = None
+
+    def _numbers(self) -> memoryview:
+        if self._held is None:
+            raise PeerRefused(wire.Code.BUSY.reason)
+        return self._held
 
 
 class StateCopies:
@@ -89,12 +107,12 @@ class StateCopies:
                 return copy, await aside(copy.size, copy.version, coding)
 
     @contextmanager
-    def using(self, copy: StateCopy) -> Iterator[None]:
-        copy.users += 1
+    def using(self, copy: StateCopy, slowly: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        copy.users.append(slowly)
         try:
             yield
         finally:
-            copy.users -= 1
+            copy.users.remove(slowly)
             loop = asyncio.get_running_loop()
             copy.left_at = loop.time()
             loop.call_later(KEPT_S, self._tidy)
@@ -102,16 +120,17 @@ class StateCopies:
     def _fitting(self, root: bytes) -> StateCopy | None:
         now = asyncio.get_running_loop().time()
         same = [copy for copy in self._held if root and copy.has(root)]
-        first = self._round() - SHARED_ROUNDS
-        fresh = [copy for copy in self._held if now - copy.taken_at <= SHARED_S and copy.round >= first]
+        first = (round_ := self._round()) - SHARED_ROUNDS
+        fresh = [c for c in self._held if c.round >= first and (now - c.taken_at <= SHARED_S or c.round == round_)]
         full = len(self._held) == MAX_COPIES and all(copy.users for copy in self._held)
-        return next(iter([*same, *fresh[-1:], *(self._held[-1:] if full else [])]), None)
+        stays = full and (self._held[-1].round >= first or not all(slowly() for slowly in self._held[-1].users))
+        return next(iter([*same, *fresh[-1:], *(self._held[-1:] if stays else [])]), None)
 
     async def _take(self) -> StateCopy:
         self._tidy()
-        idle = [copy for copy in self._held if not copy.users]
-        if idle and len(self._held) >= MAX_COPIES:
-            self._held.remove(idle[0])
+        if len(self._held) >= MAX_COPIES:
+            idle = [at for at, copy in enumerate(self._held) if not copy.users]
+            self._held.pop(idle[0] if idle else -1).drop()
         round_, numbers = await asyncio.wrap_future(self.owner.live_state())
         loop = asyncio.get_running_loop()
         copy = StateCopy(round_, numbers, loop.time())
@@ -124,4 +143,4 @@ class StateCopies:
 
     def _tidy(self) -> None:
         now = asyncio.get_running_loop().time()
-        self._held = [copy for copy in self._held if copy.users or now - copy.left_at < KEPT_S]
+        self._held = [copy for copy in self._held if copy.users or now < copy.left_at + KEPT_S]

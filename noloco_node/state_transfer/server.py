@@ -1,7 +1,8 @@
 """The gRPC service that sends this node's live state to joining nodes; state_transfer/client.py is the other end.
 
 AT_ONCE downloads run at a time and share the volunteer's uplink; others queue in the order in which they came, and are
-sent their place. What is sent is a copy (state_transfer/copies.py).
+sent their place. A slow reader would hold its turn for days and leave the uplink idle: it reads on beside the turns.
+What is sent is a copy (state_transfer/copies.py).
 """
 
 import asyncio
@@ -39,6 +40,11 @@ SAY_PLACE_S = 10.0
 """How often a waiting caller is sent its place: more often than its timeout for one frame (client.FRAME_S)."""
 LEAST_BYTES_S = MIN_RATE_BYTES_S / 2
 """Mean rate at which a caller must read. A slower one would hold its place in the queue for days."""
+SLOW_S, SLOW_BYTES_S = 10.0, 2 * MIN_RATE_BYTES_S
+"""Who reads at a lower mean rate, beside so many seconds, leaves its turn to others. Of an uplink of 2 Mbit/s, on which
+each of AT_ONCE seems slow, more of them then get a part at once."""
+MAX_SLOW = 8
+"""So many read on. Beyond that, the place that has several of them gives one up; where none has, turns are kept."""
 SAMPLE_EVERY_S, SAMPLES_OF_PLACE, SAMPLES_A_MINUTE = 2.0, 20, 60
 """How often one caller is sent blocks of the weights, and how often a minute those of one place and all callers: 64 KiB
 a second at most where they ask for as many as our own newcomers do."""
@@ -58,7 +64,9 @@ class DownloadQueue:
         ticket = Ticket(self, peer, place)
         mine = [index for index, other in enumerate(self._tickets) if other.peer == peer]
         if mine:
-            self._tickets[mine[0]].moved.set()
+            before = self._tickets[mine[0]]
+            before.moved.set()
+            ticket.slow = before.slow  # no turn for who calls again and again
             self._tickets[mine[0]] = ticket
         elif len(self._tickets) < AT_ONCE + MAX_WAITING or self._send_one_away(place):
             self._tickets.append(ticket)
@@ -73,9 +81,26 @@ class DownloadQueue:
         waiting = self._waiting()
         return waiting.index(ticket) + 1 if ticket in waiting else 0
 
+    def slows_down(self, ticket: "Ticket") -> None:
+        """Its turn is for others; it is served all the same."""
+        if ticket.slow or self.place(ticket):  # who waits and does not read its place gets no turn by that
+            return
+        ticket.slow = True
+        slow = [other for other in self._tickets if other.slow]
+        if len(slow) > MAX_SLOW:
+            sizes = Counter(other.at for other in slow)
+            last = max(reversed(slow), key=lambda other: sizes[other.at])
+            if sizes[last.at] == 1:
+                ticket.slow = False
+                return
+            self.leave(last)
+        self._moved()
+
     def _waiting(self) -> "list[Ticket]":
         served, waiting = Counter[str](), list[Ticket]()
         for ticket in self._tickets:
+            if ticket.slow:
+                continue
             if served.total() < AT_ONCE and served[ticket.at] < OF_PLACE:
                 served[ticket.at] += 1
             else:
@@ -95,14 +120,19 @@ class DownloadQueue:
     def leave(self, ticket: "Ticket") -> None:
         if ticket in self._tickets:
             self._tickets.remove(ticket)
-            for other in self._tickets:
-                other.moved.set()
+            self._moved()
+
+    def _moved(self) -> None:
+        for ticket in self._tickets:
+            ticket.moved.set()
 
 
 class Ticket:
     def __init__(self, queue: DownloadQueue, peer: str, at: str) -> None:
         """`at`: the place of the peer."""
         self.peer, self.at = peer, at
+        self.slow = False
+        """Whether it is served beside the turns."""
         self.moved = asyncio.Event()
         self._queue = queue
 
@@ -111,20 +141,21 @@ class Ticket:
         self.moved.clear()
         return self._queue.place(self)
 
-    async def changed(self) -> None:
-        """Returns when the queue has moved since the last `place`, or after SAY_PLACE_S."""
+    async def changed(self, place: int) -> None:
+        """Returns when its place is another one than this, or after SAY_PLACE_S."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SAY_PLACE_S):
-                await self.moved.wait()
+                while self.place() == place:
+                    await self.moved.wait()
 
 
 class _Reader:
     """Ends the call of a peer that reads too slowly. Only the time counts that frames wait for the peer, not the time
-    that they wait for this node's own uplink."""
+    that they wait for this node's own --max-upload."""
 
-    def __init__(self, gives_up: Callable[[], None]) -> None:
+    def __init__(self, slows_down: Callable[[], None], gives_up: Callable[[], None]) -> None:
         """`gives_up`: its place in the queue is free at once; the peer still gets what is in the buffers."""
-        self._gives_up = gives_up
+        self._slows_down, self._gives_up = slows_down, gives_up
         self._sent_bytes = 0
         self._waited_s = 0.0
 
@@ -134,10 +165,12 @@ class _Reader:
         loop = asyncio.get_running_loop()
         began = loop.time()
         in_the_long_run = base.TAKEN_S + self._sent_bytes / LEAST_BYTES_S - self._waited_s
+        slow = loop.call_later(SLOW_S + self._sent_bytes / SLOW_BYTES_S - self._waited_s, self._slows_down)
         try:
             with taken(in_the_long_run, self._gives_up):
                 yield
         finally:
+            slow.cancel()
             self._sent_bytes += size_bytes
             self._waited_s += loop.time() - began
 
@@ -252,7 +285,7 @@ class StateService(StateServicer):
             ticket = self._queue.join(peer, self._place(context))
             if ticket is None:
                 raise PeerRefused(wire.Code.BUSY.reason)
-            reader = _Reader(partial(self._too_slow, ticket))
+            reader = _Reader(partial(self._queue.slows_down, ticket), partial(self._too_slow, ticket))
             async with aclosing(_answer(asked, copies, ticket, self._reserved)) as frames:
                 async for frame in frames:
                     message = wire.encode_state(frame)
@@ -297,7 +330,7 @@ async def _answer(
 ) -> AsyncGenerator[wire.StateFrame, None]:
     while place := ticket.place():
         yield wire.StatePlace(place)
-        await ticket.changed()
+        await ticket.changed(place)
     if place is None:
         raise PeerRefused(wire.Code.BUSY.reason)
     making = asyncio.create_task(copies.version(asked.root, asked.coding))
@@ -315,10 +348,10 @@ async def _answer(
     name, digest = name_of(ticket.peer), version.root.hex()[:12]
     log.info("sending %s the state of round %d (version %s)", name, version.round, digest)
     start = first * state_format.fragment_bytes(version.total_bytes)
-    with reserved.of(version.total_bytes - start) as sent, copies.using(copy):
+    with reserved.of(version.total_bytes - start) as sent, copies.using(copy, lambda: ticket.slow):
         yield replace(version, fragment=first)
         for chunk in copy.chunks(asked.coding, start):
             if ticket.place() is None:
-                return
+                raise PeerRefused(wire.Code.BUSY.reason)
             sent(len(chunk.data))
             yield chunk

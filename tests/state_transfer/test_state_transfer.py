@@ -233,6 +233,126 @@ def test_a_download_that_makes_room_hears_that_the_donor_is_busy(monkeypatch: py
     play(story())
 
 
+def test_a_waiting_peer_is_told_its_place_when_it_changes_and_not_when_others_behind_it_hang_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        network, watcher = DonorNetwork(bandwidth_bytes_s=1e5), Watcher()
+        await network.donor("donor", Owner(DATA))
+        tasks = []
+        for name in ("served", "waits"):
+            channel = (await network.joining_node(name)).channel("donor")
+            tasks.append(asyncio.create_task(fetch(channel, TERMS, Download(NUMBERS), watcher)))
+            await asyncio.sleep(1)
+        behind = (await network.joining_node("behind")).channel("donor")
+        for _ in range(20):
+            hangs_up = asyncio.create_task(fetch(behind, TERMS, Download(NUMBERS), Watcher()))
+            await asyncio.sleep(0.2)
+            hangs_up.cancel()
+        await asyncio.gather(*tasks)
+        assert watcher.places.count(1) <= 1 + 30 / server.SAY_PLACE_S
+        await network.close()
+
+    monkeypatch.setattr(server, "AT_ONCE", 1)
+    play(story())
+
+
+def on_a_slow_link() -> Traffic:
+    return Traffic(download_bytes_s=MIN_RATE_BYTES_S)
+
+
+@pytest.mark.parametrize("slow_is", ["the reader", "the donor"])
+def test_slow_readers_keep_no_newcomer_from_a_fresh_state(monkeypatch: pytest.MonkeyPatch, slow_is: str) -> None:
+    """They have both copies. Who reads as fast as the donor sends keeps what he has."""
+
+    async def story() -> None:
+        network, owner = DonorNetwork(), Owner(DATA * 4, 1)
+        await network.donor("donor", owner, **({} if slow_is == "the reader" else {"max_upload": 2 * MIN_RATE_BYTES_S}))
+        readers = []
+        for name in ("first", "second"):
+            channel = (await network.joining_node(name)).channel("donor")
+            pace = on_a_slow_link() if slow_is == "the reader" else None
+            readers.append(
+                asyncio.create_task(fetch(channel, TERMS, Download(4 * NUMBERS), Watcher(), pace)),
+            )
+            await asyncio.sleep(copies.SHARED_S + 1)
+            owner.round += 1
+        await asyncio.sleep(100)
+        owner.round = 500
+        channel = (await network.joining_node("newcomer")).channel("donor")
+        state = await fetch(channel, TERMS, Download(4 * NUMBERS), Watcher())
+        assert state.round == (500 if slow_is == "the reader" else 2)
+        assert (await readers[0]).round == 1, "the first of them has it to the end"
+        if slow_is == "the reader":
+            with pytest.raises(PeerRefused, match="busy"):
+                await readers[1]
+        else:
+            assert (await readers[1]).round == 2
+        await network.close()
+
+    monkeypatch.setattr(client, "ASIDE_BYTES", 1 << 30)
+    play(story())
+
+
+def test_slow_readers_leave_their_turns_to_others_and_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        network, clock = DonorNetwork(), asyncio.get_running_loop().time
+        await network.donor("donor", Owner(DATA * 4))
+        slow = []
+        for n in range(server.AT_ONCE):
+            channel = (await network.joining_node(f"slow{n}")).channel("donor")
+            slow.append(
+                asyncio.create_task(fetch(channel, TERMS, Download(4 * NUMBERS), Watcher(), on_a_slow_link())),
+            )
+        await asyncio.sleep(1)
+        began, channel = clock(), (await network.joining_node("newcomer")).channel("donor")
+        await fetch(channel, TERMS, Download(4 * NUMBERS), Watcher())
+        assert clock() - began < 100 < 4 * TOTAL / MIN_RATE_BYTES_S
+        assert {(await reader).round for reader in slow} == {12}
+        await network.close()
+
+    monkeypatch.setattr(client, "ASIDE_BYTES", 1 << 30)
+    play(story())
+
+
+def test_of_many_slow_readers_the_place_that_has_most_gives_one_up() -> None:
+    queue = server.DownloadQueue()
+
+    def slow(peer: str, place: str) -> server.Ticket:
+        ticket = queue.join(peer, place)
+        assert ticket is not None and ticket.place() == 0
+        queue.slows_down(ticket)
+        return ticket
+
+    here = [slow(f"here{n}", "here") for n in range(3)]
+    others = [slow(f"other{n}", f"place{n}") for n in range(server.MAX_SLOW - 1)]
+    assert [ticket.place() for ticket in here] == [0, None, None]
+    last = slow("last", "elsewhere")
+    assert last.place() == 0 and not last.slow and not any(t.place() for t in others), "it keeps its turn"
+    assert slow("here0", "here").slow, "no new turn for who calls again"
+    waits = [queue.join(f"waits{n}", f"far{n}") for n in range(server.AT_ONCE)][-1]
+    assert waits is not None and waits.place() == 1
+    queue.slows_down(waits)
+    assert waits.place() == 1, "nor for who waits, and does not read its place"
+
+
+def test_who_hangs_up_again_and_again_costs_one_copy_a_round() -> None:
+    async def story() -> None:
+        network, owner = DonorNetwork(), Owner(DATA)
+        await network.donor("donor", owner)
+        channel = (await network.joining_node()).channel("donor")
+        for _ in range(30):
+            begun = asyncio.Event()
+            hangs_up = asyncio.create_task(fetch(channel, TERMS, Download(NUMBERS), Watcher(1, begun.set)))
+            await begun.wait()
+            hangs_up.cancel()
+            await asyncio.sleep(copies.SHARED_S + 1)
+        assert len(owner.asked) == 1
+        await network.close()
+
+    play(story())
+
+
 def test_copies_are_few_and_are_dropped_after_use(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         network, owner = DonorNetwork(), Owner(DATA * 4)
@@ -579,6 +699,13 @@ def test_a_faulty_donor_is_a_peer_fault(frames: list[wire.StateFrame], fault: ty
 
 def test_a_valid_answer_is_the_state() -> None:
     assert of(play(ask(FaultyDonor([wire.StatePlace(2), GOOD, *chunks(SMALL)]), count=1000))) == (12, SMALL)
+
+
+def test_a_donor_that_says_a_place_again_and_again_is_given_up() -> None:
+    frames: list[wire.StateFrame] = [*100 * [wire.StatePlace(1)], GOOD, *chunks(SMALL)]
+    assert of(play(ask(FaultyDonor(frames), count=1000))) == (12, SMALL)
+    with pytest.raises(PeerMisbehaved, match="too_many_frames"):
+        play(ask(FaultyDonor(2 * [wire.StatePlace(1)] + frames), count=1000))
 
 
 def test_a_donor_that_falls_silent_is_given_up() -> None:
