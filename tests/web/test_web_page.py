@@ -122,7 +122,9 @@ def look(tab: Tab, shots: Path | None = None) -> None:
 
 
 def test_real_nodes_from_alone_to_killed(tab: Tab, real_nodes: RealNodes, tmp_path: Path) -> None:
-    first = real_nodes.node("first", "start", str(real_nodes.paced(seconds=1.0)), "--web", "127.0.0.1:0")
+    # the default rate comes down to noise within seconds: then a swap that a busy machine delays raises the loss
+    run = real_nodes.paced(seconds=1.0, learning_rate=1e-4)
+    first = real_nodes.node("first", "start", str(run), "--web", "127.0.0.1:0")
     page = page_of(first)
     tab.go(page)
     tab.value("window.loadedOnce = true")
