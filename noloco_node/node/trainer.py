@@ -627,7 +627,7 @@ class TrainingNode(BaseNode):
             self._update_stage(self._rules, self._thread, self._keeper)
 
     def _update_stage(self, rules: RunRules, thread: TrainingThread, keeper: CheckpointKeeper) -> None:
-        seen, stats, rounds = self._membership.seen.values(), self._stats, rules.run.rounds
+        seen, stats, rounds = self._all_seen(), self._stats, rules.run.rounds
         own_end = stats.rounds_target or rounds
         if end := self._own_stage.update(seen, stats.round, own_end):
             self._before_ended = end
