@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.addresses import Address
 from noloco_node.cli import log_setup
-from noloco_node.errors import NolocoError, SwarmUnreachable, UsageError
+from noloco_node.errors import SwarmUnreachable, UsageError
 from noloco_node.host import config, remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
@@ -202,17 +202,7 @@ def _prepared(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
 
 
 async def _afresh(home: Home, settings: NodeConfig) -> NodeConfig:
-    return replace(settings, listen=_last_port(settings.listen, home), seen=await _needed(settings, home))
-
-
-def _last_port(listen: Address, home: Home) -> Address:
-    """For any free port, the one of last time if it is free: addresses and invitations of this node stay valid."""
-    again = replace(listen, port=listen.port or remembered.port(home))
-    try:
-        check_port(again)
-    except NolocoError:
-        return listen
-    return again
+    return replace(settings, last_port=remembered.port(home), seen=await _needed(settings, home))
 
 
 async def _needed(settings: NodeConfig, home: Home) -> tuple[Address, ...]:

@@ -246,6 +246,9 @@ class NodeConfig:
     seen: tuple[Address, ...] = ()
     """Peers seen earlier by which it joins, as no bootstrap node answers. No setting: nobody chose them, so they are
     believed less (transport/libp2p.py)."""
+    last_port: int = 0
+    """Where it listened last, 0 where that is not known. No setting: addresses and invitations of this node stay valid
+    where it listens there again, so it does if any port is allowed and this one is free."""
     start_over: bool = False
     """Whether to begin with the run's first weights where nobody has later ones. No setting: it is about one `join`."""
     given: Mapping[str, object] = field(default_factory=dict)

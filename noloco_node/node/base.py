@@ -59,6 +59,7 @@ class BaseNode:
             remove_at_end=(self._home.socket,),
             relay=config.relay,
             serves_relay=first and config.relay != OFF and not config.listen.is_loopback,
+            last_port=config.last_port,
         )
         self._started = time.monotonic()
         self._leaving = asyncio.Event()

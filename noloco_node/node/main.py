@@ -32,7 +32,7 @@ async def train(
     seen: Callable[[], Awaitable[Sequence[Address]]],
 ) -> int:
     """Train in a run. `signed`: its manifest, where this is the first node; None: others say which run there is.
-    `again`: the settings for another start, with a port that is free and bootstrap nodes that answer. `seen`: addresses
+    `again`: the settings for another start, with the last port and bootstrap nodes that answer. `seen`: addresses
     of earlier peers that answer, for where the bootstrap nodes let nobody in. Returns the exit code, as `rendezvous`
     does; both raise NolocoError for what a user should read."""
     node, failed = TrainingNode(config, report, signed), ""

@@ -26,7 +26,7 @@ from noloco_node.base.addresses import Address, for_others
 from noloco_node.base.identity import Identity
 from noloco_node.base.latest import remember
 from noloco_node.base.places import claimed
-from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, SwarmUnreachable, UsageError
+from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, PortInUse, SwarmUnreachable, UsageError
 from noloco_node.transport.call_limits import CallLimits
 from noloco_node.transport.grpc_bridge import MAX_RPCS, SERVER_OPTIONS, FarEnd, Inbound, Outbound, Streams
 from noloco_node.transport.hole_punching import HolePunching
@@ -68,15 +68,18 @@ class Libp2pTransport:
         remove_at_end: Sequence[Path] = (),
         relay: str = AUTO,
         serves_relay: bool = False,
+        last_port: int = 0,
     ) -> None:
         """`seen`: peers to join and to be relayed through too, which nobody chose. So they are not believed in where
         others are, or whom to dial, and one alone not in where this node can be called. `remove_at_end`: files
         elsewhere that are removed when this process ends, even by `kill -9`. `relay`: whether to be called through one,
-        AUTO, ONLY or OFF; `serves_relay`: whether to be one."""
+        AUTO, ONLY or OFF; `serves_relay`: whether to be one. `last_port`: where any port will do, this one if it is
+        free."""
         self._hivemind = _import_hivemind()
         self.peer_id = identity.peer_id
         self._identity = identity
-        self._listen = listen
+        self._any_port = not listen.port
+        self._listen = replace(listen, port=listen.port or last_port)
         self._announce = [self._named(address) for address in announce]
         self._bootstrap = tuple(dict.fromkeys((*bootstrap, *seen)))
         self._remove_at_end = remove_at_end
@@ -226,7 +229,7 @@ class Libp2pTransport:
         return await unless_broken(self._session.ended(), self._session.polling, self._keeping)
 
     async def restart(self) -> None:
-        """Another p2pd in place of the one that was lost, with the same identity and port.
+        """Another p2pd in place of the one that was lost, with the same identity, and port where that is free.
 
         Services and channels stay. It succeeds without any peer, too: they are called when they are needed.
         """
@@ -253,11 +256,6 @@ class Libp2pTransport:
     # The start: each part pushes its own end onto the stack, so that `close` undoes them in the opposite order.
 
     async def _start(self) -> None:
-        check_port(self._listen)
-        if self._serves_relay and not self._listen.port:  # p2pd would take one for TCP and another one for QUIC
-            self._listen = replace(self._listen, port=free_port(self._listen))
-        if self._serves_relay and not is_free_for_udp(self._listen):
-            _log.warning("nodes behind routers will swap over this relay: another program has its port for UDP")
         runtime = await RuntimeDirectory.open(*self._remove_at_end)
         self._stack.push_async_callback(runtime.close)
         observer = Observer(runtime, self._hivemind, _START_S)
@@ -284,6 +282,20 @@ class Libp2pTransport:
         await self._begin_session(bootstrap)
 
     async def _begin_session(self, bootstrap: Sequence[Address]) -> None:
+        try:
+            await self._begin(bootstrap)
+        except PortInUse:  # another program took it between two of our p2pd, or since the last start
+            if not (self._any_port and self._listen.port):
+                raise
+            self._listen = replace(self._listen, port=0)
+            await self._begin(bootstrap)
+
+    async def _begin(self, bootstrap: Sequence[Address]) -> None:
+        if self._serves_relay and not self._listen.port:  # p2pd would take one for TCP and another one for QUIC
+            self._listen = replace(self._listen, port=free_port(self._listen))
+        check_port(self._listen)
+        if self._serves_relay and not is_free_for_udp(self._listen):
+            _log.warning("nodes behind routers will swap over this relay: another program has its port for UDP")
         listen = [] if self._relay == ONLY else self._ways([self._listen])
         announce = [address.without_peers() for address in self._announce]
         arguments = node_arguments(

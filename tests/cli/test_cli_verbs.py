@@ -377,14 +377,15 @@ def test_an_output_that_the_disk_has_no_room_for_is_an_error():
     assert done.returncode == 20 and done.stderr.startswith("the disk is full: the output is not whole")
 
 
-def test_the_port_of_last_time_is_taken_again_if_it_is_free(node, home, address):
+def test_the_node_knows_the_port_of_last_time(node, home):
+    """It is taken again if it is free: see tests/transport/test_libp2p.py."""
     main(["init"])
     signed = was_in(home, Identity.load_or_create(home.create().identity))
-    free, taken = (parse(each).port for each in (free_address(), address))
-    for last, flag, taken_now in ((free, 0, free), (taken, 0, 0), (taken, free, free)):
-        remembered.keep(home, {}, manifest.verify(signed).run_id, signed.author, last)
+    remembered.keep(home, {}, manifest.verify(signed).run_id, signed.author, 40123)
+    for flag in (0, parse(free_address()).port):
         assert main(["join", "--listen", f"/ip4/127.0.0.1/tcp/{flag}"]) == 0
-        assert node.calls[-1][0].listen.port == taken_now
+        settings = node.calls[-1][0]
+        assert (settings.listen.port, settings.last_port) == (flag, 40123)
 
 
 def test_runs_lists_and_removes(home, capsys):

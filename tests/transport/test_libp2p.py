@@ -33,7 +33,7 @@ from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.p2pd import session
 from noloco_node.transport.p2pd.control import P2pdControl
 from noloco_node.transport.p2pd.process import P2pdProcess
-from noloco_node.transport.probe import is_free_for_udp
+from noloco_node.transport.probe import free_port, is_free_for_udp
 from noloco_node.transport.reachability import AUTO, ONLY
 from noloco_node.wire import mirror_pb2, peer_pb2
 from noloco_node.wire.mirror_pb2_grpc import HolePunchingStub, MirrorServicer
@@ -675,6 +675,38 @@ async def test_a_port_in_use_is_named(net, tmp_path):
         for port in ports:
             with pytest.raises(NolocoError, match=rf"{port} .* in use .*--listen"):
                 await transport(tmp_path, listen=replace(ANY_LOCAL_PORT, port=port)).start()
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["seen", "taken_at_that_moment"])
+async def test_a_port_that_nobody_asked_for_and_another_program_has_is_replaced(net, tmp_path, monkeypatch, seen):
+    """A node did not come back, or stayed without a network, where its last port was taken."""
+    if not seen:
+        monkeypatch.setattr("noloco_node.transport.libp2p.check_port", lambda _: None)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = listener.getsockname()[1]
+        node = transport(tmp_path, last_port=taken)
+        try:
+            await node.start()
+            first = node.listening_port
+            assert first not in {0, taken}
+            lost = asyncio.create_task(node.lost())
+            os.kill(node._session.process.pid, signal.SIGKILL)
+            await lost
+            with socket.create_server(("127.0.0.1", first)):
+                await node.restart()
+                assert node.listening_port not in {0, taken, first}
+        finally:
+            await node.close()
+
+
+async def test_the_last_port_is_taken_again(net, tmp_path):
+    port = free_port(ANY_LOCAL_PORT)
+    node = transport(tmp_path, last_port=port)
+    try:
+        await node.start()
+        assert node.listening_port == port
+    finally:
+        await node.close()
 
 
 async def test_a_bootstrap_address_with_another_peers_id_is_unreachable(net, tmp_path):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from noloco_node.base.addresses import Address
 from noloco_node.base.extras import pip_install
-from noloco_node.errors import NolocoError, SwarmUnreachable
+from noloco_node.errors import NolocoError, PortInUse, SwarmUnreachable
 from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
 
 _log = logging.getLogger(__name__)
@@ -229,5 +229,5 @@ def _start_error(lines: Sequence[str], status: int) -> NolocoError:
             "Is the bootstrap node running, and is the peer id at the end of its address still the same?"
         )
     if "address already in use" in output or "failed to listen" in output:
-        return NolocoError("the port to listen on is in use by another program. Choose another one with --listen.")
+        return PortInUse("the port to listen on is in use by another program. Choose another one with --listen.")
     return NolocoError(f"p2pd, the network daemon, did not start: {lines[-1] if lines else 'it printed nothing'}")
