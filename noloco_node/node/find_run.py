@@ -20,10 +20,12 @@ from noloco_node.host import paths
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.peers import run_registry
+from noloco_node.peers.directory import SILENT
 from noloco_node.run import signed_file
 from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
+from noloco_node.state_transfer import choose_donor
 
 FIND_RUN_S = 90.0
 """How long a rendezvous may take to learn of a run: its first node may be starting at this moment, or the rendezvous
@@ -33,6 +35,9 @@ UNANNOUNCED_S = 10.0
 NOBODY_S = 15.0
 """How long nobody may be seen in a run until it counts as one that nobody is in: a presence that was just published has
 to be found, and its address has to answer. A node publishes its presence before it reads data and builds the model."""
+UNANSWERED_S = 120.0
+"""How long it looks for others where nobody says who is there: a rendezvous that is started again is back in a minute,
+and where many nodes of one place start at once, all are answered by then."""
 RETRY_S = 1.0
 
 Channel = Callable[[str], grpc.aio.Channel]
@@ -84,15 +89,25 @@ def unfinished(home: Home, authors: TrustedAuthors, rendezvous: Sequence[str], r
 
 
 async def require_somebody(look: Callable[[], Awaitable[Collection[object]]], run: Manifest, waits_for: Say) -> None:
-    """For a node without weights of the run. `look` gives the other nodes in it. Raises SwarmUnreachable."""
-    waits_for("the records of other nodes")
+    """For a node without weights of the run. `look` gives the other nodes in it; where it fails, nobody knows whether
+    there are any. Raises SwarmUnreachable."""
+    waits_for(choose_donor.RECORDS)
     loop = asyncio.get_running_loop()
-    until = loop.time() + NOBODY_S
-    while loop.time() < until:
-        with suppress(NolocoError, OSError):  # the network daemon may have just died
+    began, nobody_s = loop.time(), 0.0
+    while nobody_s < NOBODY_S:
+        turn = loop.time()
+        try:
             if await look():
                 return
-        await asyncio.sleep(RETRY_S)
+        except (NolocoError, OSError) as error:
+            waits_for(choose_donor.records(error))
+            if turn > began + UNANSWERED_S:
+                why = str(error) or SILENT
+                raise SwarmUnreachable(f"nobody says who is in {run.label}: {why}. Try again later") from None
+            await asyncio.sleep(RETRY_S)
+        else:
+            await asyncio.sleep(RETRY_S)
+            nobody_s += loop.time() - turn
     raise nobody(run, run.label)
 
 

@@ -191,6 +191,7 @@ class TrainingNode(BaseNode):
             answering=answering,
             traffic=self._policy.traffic,
         )
+        self.waits_for("the directory of peers")
         await self._enter(lambda: self._membership.enter(directory))
         await self._own_stage.choose(run, self._look)
         thread = thread or self._start_training(run, keeper)
@@ -548,12 +549,10 @@ class TrainingNode(BaseNode):
 
     async def _look(self) -> Collection[PeerRecord]:
         """All nodes of the run; `look` and `seen` give those that hold the same stage."""
-        await self._membership.look()
-        return self._membership.seen.values()
+        return await self._membership.others()
 
     async def look(self) -> Collection[PeerRecord]:
-        await self._membership.look()
-        return self.seen()
+        return self._own_stage.peers(await self._look())
 
     def seen(self) -> Collection[PeerRecord]:
         return self._own_stage.peers(self._all_seen())
@@ -686,7 +685,7 @@ class TrainingNode(BaseNode):
         node = replace(super().status(), dht=self._membership.dht)
         seen = self._membership.seen.values()
         found = (*(self._rules.health() if self._rules else ()), *(self._catch_up.health() if self._catch_up else ()))
-        found = (*found, *self._sources.awaited.health(time.monotonic()))
+        found = (*found, *self._sources.awaited.health(time.monotonic()), *self._membership.health(time.monotonic()))
         if self._ready:
             found = (*found, *self._stages.health(seen, self._life.state))
         return status.status(

@@ -38,7 +38,7 @@ MAX_NEIGHBOURS = 20
 KEY_BYTES = 20
 _NOT_FOUND, _BUCKET = 0, 2
 """Kinds of an answer; the one between them is a value without a signer, which no record of ours is."""
-_LEFT_OUT = -1.0
+LEFT_OUT = -1.0
 """In place of an expiry: there are records, but this caller has fetched too many."""
 _DICTIONARY = 0x50
 """msgpack's extension type of a bucket."""
@@ -82,13 +82,13 @@ def leave_out_records(reply: Any) -> None:
     for result in reply.results:
         if result.type != _NOT_FOUND:
             _clear(result)
-            result.expiration_time = _LEFT_OUT
+            result.expiration_time = LEFT_OUT
 
 
 def are_left_out(reply: Any) -> bool:
     """Whether the node that sent this reply says that it has left out records."""
     is_look_up = reply.DESCRIPTOR.name == "FindResponse"
-    return is_look_up and any(result.expiration_time == _LEFT_OUT for result in reply.results)
+    return is_look_up and any(result.expiration_time == LEFT_OUT for result in reply.results)
 
 
 def check_reply(reply: Any, peer: Any, longest_s: float) -> None:

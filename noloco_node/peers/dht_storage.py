@@ -18,7 +18,7 @@ from noloco_node.base.latest import remember
 from noloco_node.errors import PeerRefused
 from noloco_node.host.traffic import Traffic
 from noloco_node.peers import dht_messages
-from noloco_node.peers.dht_messages import MAX_IN_BUCKET
+from noloco_node.peers.dht_messages import LEFT_OUT, MAX_IN_BUCKET
 from noloco_node.peers.record import bucket_of, key_of, read
 from noloco_node.peers.size_estimate import MAX_DEPTH
 from noloco_node.transport.call_limits import CallLimits
@@ -39,14 +39,18 @@ MARGIN_S = 60.0
 
 place_of_caller: ContextVar[str] = ContextVar("place_of_caller", default="")
 """Where who asks this node to store is (base/places.py); empty: this node itself asks."""
+answers: ContextVar[Counter[str]] = ContextVar("answers")
+"""What this task's calls came to, by the kind of the answer; `left_out`: a look-up's, without records, as this node's
+place asks too much; `refused`: none, for the same reason. A call that nobody answers is not counted."""
+_BUSY = "busy"
 
 
 class CheckedCalls:
     """hivemind's `P2P`, which limits callers, checks what comes from other nodes, and notes where a caller is before
     the DHT stores: each call has a task, and so a context.
 
-    Who has fetched too much gets an answer that says that it has no records because of that, not a refusal: for that it
-    would ask this node nothing for a while, and four other nodes hold the same records.
+    Who has fetched too much, or looks up too often, gets an answer that says that it has no records because of that,
+    not a refusal: for that it would ask this node nothing for a while, and four other nodes hold the same records.
     """
 
     def __init__(
@@ -57,18 +61,20 @@ class CheckedCalls:
         self._traffic = traffic or Traffic()
         self._longest_s = 2 * ttl_s + MARGIN_S
         self._limits = CallLimits(PEER_A_MINUTE, PLACE_A_MINUTE)
-        self.replies: Counter[str] = Counter()
-        """To this node, by their kind; `left_out`: to look-ups, without their records."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._p2p, name)
 
     async def add_protobuf_handler(self, name: str, handler: Any, *args: Any, **options: Any) -> None:
+        from hivemind.proto import dht_pb2
+
         async def handle(request: Any, context: Any) -> Any:
             peer = context.remote_id.to_base58()
             place = await self._place_of(peer)
             if not self._limits.begin(peer, place, False, time.monotonic()):
-                raise PeerRefused("busy")
+                if request.DESCRIPTOR.name == "FindRequest":
+                    return dht_pb2.FindResponse(results=[dht_pb2.FindResult(expiration_time=LEFT_OUT)])
+                raise PeerRefused(_BUSY)
             try:
                 dht_messages.check_request(request, context.remote_id)
                 place_of_caller.set(place)
@@ -82,8 +88,15 @@ class CheckedCalls:
         await self._p2p.add_protobuf_handler(name, handle, *args, **options)
 
     async def call_protobuf_handler(self, peer: Any, *args: Any, **options: Any) -> Any:
-        reply = await self._p2p.call_protobuf_handler(peer, *args, **options)
-        self.replies["left_out" if dht_messages.are_left_out(reply) else reply.DESCRIPTOR.name] += 1
+        from hivemind.p2p import P2PHandlerError
+
+        came = answers.get(Counter())
+        try:
+            reply = await self._p2p.call_protobuf_handler(peer, *args, **options)
+        except P2PHandlerError as error:
+            came["refused"] += _BUSY in str(error)
+            raise
+        came["left_out" if dht_messages.are_left_out(reply) else reply.DESCRIPTOR.name] += 1
         dht_messages.check_reply(reply, peer, self._longest_s)
         return reply
 

@@ -25,7 +25,14 @@ from noloco_node.errors import SwarmUnreachable
 from noloco_node.host.traffic import Traffic
 from noloco_node.peers.answering import Answering
 from noloco_node.peers.dht_messages import node_id
-from noloco_node.peers.dht_storage import CheckedCalls, DhtStorage, RecordValidator, RoutingUpdates, SilentPeers
+from noloco_node.peers.dht_storage import (
+    CheckedCalls,
+    DhtStorage,
+    RecordValidator,
+    RoutingUpdates,
+    SilentPeers,
+    answers,
+)
 from noloco_node.peers.record import (
     MAX_ADDRESSES,
     TTL_S,
@@ -39,9 +46,17 @@ from noloco_node.peers.record import (
 )
 from noloco_node.peers.size_estimate import SizeEstimate
 
+SILENT = "no other node answers look-ups"
+REFUSED = "look-ups are refused because too many come from this address"
+"""Why a look-up says nothing of who is there."""
+REFUSED_S = 120.0
+"""Where many nodes of one place start at once, all are let in by then."""
+REFUSED_REMEDY = "start another rendezvous, and let some of the nodes here join by that one"
+
 _DHT_S = 10.0  # for one look-up or store: a few rounds of calls, each cancelled after 3 s
 _LEAVE_S = 2.0  # leaving is quick even if no peer answers any more
 _CALL_S = 3.0
+_AGAIN_S = 2.0  # when a node that was refused asks again to be let in
 _SILENT_S = 5.0  # that a peer without an answer is not asked: one that was away for an hour as long as any other
 _UNMET = 2  # neighbours of an answer that are asked though we have not met them
 _NEAREST = 8  # nodes that a look-up or store asks; five of them hold a record. hivemind's 20 answered with 20 copies
@@ -106,25 +121,30 @@ class Directory:
         """By peer: the nodes of the DHT that gave us its record lately."""
         self._met: dict[str, str] = {}
         """Peers that were there and where, the latest last."""
+        self.unanswered: str | None = None
+        """Why the last look-up says nothing of who is there; None: it was answered."""
         self.done: Counter[str] = Counter()
         """`look_ups` and `stores` of ours, and the `calls` to other nodes that they and the upkeep of the DHT took."""
         self._node: Any = None
 
-    async def start(self) -> None:
-        await self._join(self._bootstrap)
+    async def start(self, refused_s: float = REFUSED_S) -> None:
+        """`refused_s`: how long it asks to be let in where it is refused. Raises SwarmUnreachable."""
+        await self._join()
+        if self._bootstrap:
+            await self._meet_bootstrap(refused_s)
 
     async def rejoin(self, p2p: Any) -> None:
         """Go on over another p2pd, after the former one ended. Succeeds even where no peer answers."""
         before, self._node, self._p2p = self._node, None, self._checked(p2p)
         if before is not None and before.cache_refresh_task is not None:
             before.cache_refresh_task.cancel()  # nothing else to end: the handlers ended with their p2pd
-        await self._join(())
+        await self._join()
         if before is not None:
             known = [peer.to_base58() for peer in before.protocol.routing_table.peer_id_to_uid]
             self._meet({peer: self._met.get(peer, peer) for peer in known})
         await self._ping_known()
 
-    async def _join(self, peers: Sequence[Address]) -> None:
+    async def _join(self) -> None:
         from hivemind.dht.node import DHTNode
         from hivemind.dht.routing import DHTID
 
@@ -133,7 +153,6 @@ class Directory:
                 self._node = await DHTNode.create(
                     p2p=self._p2p,
                     node_id=DHTID.from_bytes(node_id(self._p2p.peer_id.to_bytes())),
-                    initial_peers=list(map(str, peers)),
                     client_mode=not self._stores,
                     record_validator=RecordValidator(self.ttl_s),
                     bucket_size=_NEAREST,
@@ -151,11 +170,30 @@ class Directory:
                 protocol.call_store = self._counted(protocol.call_store)
                 protocol.call_ping = self._counted(protocol.call_ping)
                 protocol.cache = DhtStorage(self.ttl_s, most=0)  # nothing of ours uses it
-        except (RuntimeError, TimeoutError) as error:
-            raise SwarmUnreachable(
-                "cannot reach the swarm: no bootstrap node answers in its directory of peers. "
-                "Does it run a compatible version of noloco-node?"
-            ) from error
+        except TimeoutError:
+            raise SwarmUnreachable("cannot reach the swarm: the network daemon does not answer. Try again") from None
+
+    async def _meet_bootstrap(self, refused_s: float) -> None:
+        loop, node = asyncio.get_running_loop(), self._running()
+        until = loop.time() + refused_s
+        while True:
+            came = Counter[str]()
+            answers.set(came)
+            await self._ping_known()
+            await asyncio.sleep(0)  # hivemind enters those that answered
+            if node.protocol.routing_table.peer_id_to_uid:
+                break
+            if not came["refused"]:
+                raise SwarmUnreachable(
+                    "cannot reach the swarm: no bootstrap node answers in its directory of peers. "
+                    "Does it run a compatible version of noloco-node?"
+                )
+            if loop.time() > until:
+                raise SwarmUnreachable(f"cannot reach the swarm: {REFUSED}. {REFUSED_REMEDY}")
+            await asyncio.sleep(_AGAIN_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CALL_S):
+                await node.find_nearest_nodes([node.node_id])
 
     async def publish(self, presence: Presence) -> None:
         """Write this node's presence record, which lives for `ttl_s`."""
@@ -218,10 +256,10 @@ class Directory:
         bucket = f"{random.getrandbits(depth):0{depth}b}" if depth else ""
         key = key_of(run_id, bucket)
         self.done["look_ups"] += 1
-        before = self._p2p.replies.copy()
+        came = Counter[str]()
+        answers.set(came)
         async with asyncio.timeout(_DHT_S):
             found = await node.get(key, latest=True)
-        replies = self._p2p.replies - before
         entries = found.value.items() if found is not None and isinstance(found.value, dict) else ()
         there = self._accepted(run_id, ((peer, entry.value) for peer, entry in entries if peer != own))
         if self._answering is not None:
@@ -229,13 +267,19 @@ class Directory:
         answered = self._there(there)
         self._meet({peer: claimed(peer, record.addresses) for peer, record in answered.items()})
         ours = own is not None and bucket_of(own, depth) == bucket
-        whole = bool(there) or replies["left_out"] <= replies["FindResponse"]
+        self.unanswered = None if there else self._unanswered(came)
         estimates = [record.peers for record in answered.values() if record.peers]
-        size.found(depth, self._alive(there) + ours, estimates, whole=whole)
+        size.found(depth, self._alive(there) + ours, estimates, whole=self.unanswered is None)
         now = time.time()
         found_now = there if not (known and size.is_partial(depth)) else {}
         alive = {peer: record for peer, record in {**known, **found_now}.items() if record.expires > now}
         return alive if len(alive) <= _MAX_KNOWN else self._there(alive)
+
+    def _unanswered(self, came: Counter[str]) -> str | None:
+        """Of a look-up that found nobody. One that joined nobody may be all of the DHT."""
+        if came["left_out"] > came["FindResponse"]:
+            return REFUSED
+        return None if came["FindResponse"] or not self._bootstrap else SILENT
 
     def _meet(self, peers: Mapping[str, str]) -> None:
         self._met = dict([*((peer, at) for peer, at in self._met.items() if peer not in peers), *peers.items()][-_MET:])

@@ -6,6 +6,7 @@ seen lately: the bootstrap nodes may be gone, or the swarm may be split. It does
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -15,12 +16,14 @@ import grpc
 from noloco_node.base.addresses import Address
 from noloco_node.base.places import claimed, several
 from noloco_node.base.states import NodeState
-from noloco_node.errors import NolocoError
+from noloco_node.base.units import span
+from noloco_node.errors import NolocoError, SwarmUnreachable
 from noloco_node.peers import run_registry
 from noloco_node.peers.cache import PeerCache
-from noloco_node.peers.directory import Directory
-from noloco_node.peers.record import PeerRecord, Presence
+from noloco_node.peers.directory import REFUSED, REFUSED_REMEDY, SILENT, Directory
+from noloco_node.peers.record import TTL_S, PeerRecord, Presence
 from noloco_node.run.admission import Refuses, refuses_nobody
+from noloco_node.views.status import Health
 
 LOOK_S, LOOK_ALONE_S = 5.0, 1.0
 """How often the DHT is read; more often while there is nobody to meet."""
@@ -59,6 +62,8 @@ class Membership:
         self._cache = cache
         self._changed, self._refuses = changed, refuses
         self._directory: Directory | None = None
+        self._answered_at: float | None = None
+        """When a look-up was last answered, by the monotonic clock."""
 
     @property
     def dht(self) -> Mapping[str, int]:
@@ -69,6 +74,7 @@ class Membership:
         """Raises SwarmUnreachable."""
         self._directory = directory
         await directory.start()
+        self._answered_at = time.monotonic()
         await self._call_cached(directory)
 
     async def publish(self, presence: Presence) -> None:
@@ -79,13 +85,39 @@ class Membership:
     async def look(self) -> None:
         if self._directory:
             found = await self._directory.peers()
+            if self._directory.unanswered is None:
+                self._answered_at = time.monotonic()
             self.seen = {peer: seen for peer, seen in found.items() if not self._refuses(peer, seen.admission)}
             self._transport.introduce({peer: record.addresses for peer, record in self.seen.items()})
             self._changed()
 
+    async def others(self) -> Collection[PeerRecord]:
+        """Those of a look-up now. Raises SwarmUnreachable where it says nothing of who is there."""
+        await self.look()
+        if self._directory and self._directory.unanswered and not self.seen:
+            raise SwarmUnreachable(self._directory.unanswered)
+        return self.seen.values()
+
+    def health(self, now: float) -> tuple[Health, ...]:
+        """`now`: by the monotonic clock. Once all records have expired that were read."""
+        if self._directory is None or self._answered_at is None or now < self._answered_at + TTL_S:
+            return ()
+        why = self._directory.unanswered or SILENT
+        remedy = (
+            REFUSED_REMEDY
+            if why == REFUSED
+            else "check this machine's connection. If it is right, the bootstrap nodes have gone or moved: join again "
+            "with an invitation of today"
+        )
+        text = f"network: for {span(now - self._answered_at)} {why}, so this node finds nobody"
+        return (Health("warning", text, remedy),)
+
     def look_again_s(self, own_state: str, partners: Collection[str]) -> float:
         """A node that trains looks for others until it sees one of its partners train. To see some that pause or begin
-        is not enough, nor one that says it trains: while it is the only one, it can hold this node's swap for long."""
+        is not enough, nor one that says it trains: while it is the only one, it can hold this node's swap for long. Who
+        is refused does not ask more often."""
+        if self._directory and self._directory.unanswered == REFUSED:
+            return LOOK_S
         trains = own_state == NodeState.TRAINING
         met = any(peer in partners and record.state == NodeState.TRAINING for peer, record in self.seen.items())
         return LOOK_ALONE_S if not self.seen or (trains and not met) else LOOK_S

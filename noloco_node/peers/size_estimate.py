@@ -65,7 +65,7 @@ class SizeEstimate:
 
     def found(self, depth: int, count: int, estimates: Sequence[int], *, whole: bool = True) -> None:
         """Add what was read: the records in a bucket, our own included, and the estimates that they report. `whole`:
-        unless most that were asked gave no records, as this node's place had fetched too many."""
+        unless nobody answered, or most gave no records, as this node's place had fetched too many."""
         claimed, self._claimed = self._claimed, None
         reported = median_low(estimates) if estimates else 0
         if claimed and count * 2**depth >= CONFIRMED * claimed.peers:

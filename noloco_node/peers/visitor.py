@@ -49,11 +49,11 @@ class Visitor:
         return run_registry.first_copies(run.signed for answer in answers for run in answer)
 
     async def peers(self) -> PeersView:
-        """The peers of every run that is known there."""
+        """The peers of every run that is known there. Raises SwarmUnreachable."""
         known = await self.runs()
         if self._directory is None:
             self._directory = Directory(self.transport.p2p, self._bootstrap, stores=False)
-            await self._directory.start()
+            await self._directory.start(refused_s=0.0)
         return rows.peers_view([await self._run_seen(self._directory, signed) for signed in known])
 
     async def close(self) -> None:
@@ -64,6 +64,8 @@ class Visitor:
         run_id = rows.verified(signed).run_id
         for _ in range(READS):
             seen = await directory.peers_of(run_id)
+        if directory.unanswered and not seen:
+            raise SwarmUnreachable(f"nobody says who is in the run: {directory.unanswered}. Try again later")
         self.transport.introduce({peer: record.addresses for peer, record in seen.items()})
         return rows.run_seen(signed, seen, time.time())
 

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -43,6 +42,8 @@ DIVERGED_ROUNDS = 3
 LOOKS = 3
 """How often a joining node must have found no peer before it begins with new weights: where others have trained for
 long, its swaps with them would all diverge."""
+FAILING_S = 30.0
+"""How long look-ups may fail: as long as another network daemon takes to be there, also on a busy machine."""
 LONG_DOWNLOAD_S = 1800.0
 """Where a state would take longer at the volunteer's --max-download, it is fetched in bf16."""
 DIVERGED = "diverged"
@@ -220,16 +221,25 @@ class CatchUp:
 
     async def _take(self, *, diverged: bool = False) -> bool:
         node, own = self._node, self._node.round or int(self._resumed)
-        looks = 1 if own or self._first else LOOKS
+        looks, loop = 1 if own or self._first else LOOKS, asyncio.get_running_loop()
+        failing_since: float | None = None
         terms, parameters = self.wanted.terms, self.wanted.numbers // 2
         samples = CrossCheck(terms, parameters, self._channel, self._place_of, self._sample, self._pace)
 
         async def others() -> Others:
-            """A look that fails, as when p2pd has just died, is no sign of an empty swarm."""
-            nonlocal looks
+            """A look that fails, as when p2pd has just died, is no sign of an empty swarm. A node with weights of its
+            own goes on with them after FAILING_S."""
+            nonlocal looks, failing_since
             while True:
-                with suppress(NolocoError, OSError):
+                try:
                     records = await node.look()
+                except (NolocoError, OSError) as error:
+                    node.waits_for(choose_donor.records(error))
+                    failing_since = failing_since or loop.time()
+                    if own and loop.time() > failing_since + FAILING_S:
+                        return Others((), ())
+                else:
+                    failing_since = None
                     donors = training(records) if diverged else ahead(records, own, self._place_of)
                     donors = [donor for donor in donors if donor not in self._apart]
                     waits = not (own or self._begins) and any(record.state in ON_THE_WAY for record in records)

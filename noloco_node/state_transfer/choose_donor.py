@@ -27,6 +27,7 @@ from noloco_node.errors import (
     SwarmUnreachable,
 )
 from noloco_node.host.traffic import Traffic
+from noloco_node.peers.directory import SILENT
 from noloco_node.state_transfer import client
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms
 from noloco_node.state_transfer.cross_check import CrossCheck, middle_round
@@ -53,6 +54,8 @@ INCOMPATIBLE_S = 15.0
 is no proof: the donor whose record came first may be the one that differs, or lie."""
 STALE_ROUNDS = 10
 """A donor so far behind the others, or ahead of them, is refused."""
+
+RECORDS = "the records of other nodes"
 
 Channel = Callable[[str], grpc.aio.Channel]
 PlaceOf = Callable[[str], str]
@@ -111,7 +114,7 @@ async def fetch_state(  # noqa: PLR0913
 ) -> LiveState | None:
     """A donor's state that `checks` accept; None where there is no donor, or where this node has weights of its own and
     every donor sent wrong data. Raises SwarmUnreachable, Incompatible."""
-    waits_for("the records of other nodes")
+    waits_for(RECORDS)
     choice, download = _Choice(checks), Download(wanted.numbers, wanted.coding)
     try:
         async with asyncio.timeout(TAKE_STATE_S) as patience:
@@ -160,8 +163,16 @@ async def fetch_state(  # noqa: PLR0913
     except TimeoutError:
         waited = f"{TAKE_STATE_S:g} s"
         why = f"no peer sent its state within {waited} (the last one: {choice.failure}): try again later"
-        still = f"the other nodes of the run are still starting after {waited}: try again when one of them trains"
+        still = (
+            f"the other nodes of the run are still starting after {waited}, or cannot be found: try again when one of "
+            "them trains"
+        )
         raise SwarmUnreachable(why if choice.failure else still) from None
+
+
+def records(error: BaseException) -> str:
+    """What is waited for where a look-up of other nodes failed."""
+    return f"{RECORDS} ({str(error) or SILENT})"
 
 
 def _other_version(versions: frozenset[str]) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.node import find_run
 from noloco_node.peers import run_registry
+from noloco_node.peers.directory import REFUSED
 from noloco_node.run import manifest, signed_file
 from noloco_node.run.manifest import Signed
 from noloco_node.run.schema import Manifest
@@ -203,6 +205,35 @@ def test_who_has_no_weights_waits_a_little_for_somebody_who_has() -> None:
     assert run_virtual(seen(at_s=8)) == pytest.approx(8, abs=find_run.RETRY_S)
     with pytest.raises(SwarmUnreachable, match=rf"nobody is in {run.label} .* --start-over$"):
         run_virtual(seen(at_s=60))
+
+
+def test_that_nobody_is_in_the_run_has_to_be_answered() -> None:
+    """Where too many nodes of one place ask, some hear nothing for a while; the others may all be there."""
+    run, said = Manifest(name="tiny"), list[str | None]()
+
+    async def ends(answered: Callable[[float], bool], at_s: float = 1000.0) -> tuple[float, str]:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        async def look() -> list[str]:
+            if not answered(loop.time() - began):
+                raise SwarmUnreachable(REFUSED)
+            return ["peer"] if loop.time() - began >= at_s else []
+
+        why = ""
+        try:
+            await find_run.require_somebody(look, run, said.append)
+        except SwarmUnreachable as error:
+            why = str(error)
+        return loop.time() - began, why
+
+    assert run_virtual(ends(lambda s: s > 60.0, at_s=60.0)) == (pytest.approx(61.0, abs=1.5), "")
+    assert said[-1] == f"the records of other nodes ({REFUSED})"
+    after_s, why = run_virtual(ends(lambda s: int(s) % 4 == 0))
+    assert after_s > 3 * find_run.NOBODY_S and "nobody is in" in why
+    after_s, why = run_virtual(ends(lambda _: False))
+    assert after_s == pytest.approx(find_run.UNANSWERED_S, abs=2.5)
+    assert why == f"nobody says who is in {run.label}: {REFUSED}. Try again later"
 
 
 def test_where_nobody_announces_a_run_the_own_one_goes_on(tmp_path: Path) -> None:

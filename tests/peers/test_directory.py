@@ -12,8 +12,9 @@ from records import RUN, presence, record
 from noloco_node.base.addresses import ANY_LOCAL_PORT, Address
 from noloco_node.base.identity import Identity
 from noloco_node.errors import SwarmUnreachable
+from noloco_node.peers import directory
 from noloco_node.peers.answering import Answering
-from noloco_node.peers.directory import Directory
+from noloco_node.peers.directory import REFUSED, SILENT, Directory
 from noloco_node.peers.record import bucket_of, key_of
 from noloco_node.transport.libp2p import Libp2pTransport
 
@@ -21,13 +22,13 @@ STEP_S = 15.0
 
 
 class Nodes:
-    def __init__(self, directory):
-        self.directory = directory
+    def __init__(self, folder):
+        self.folder = folder
         self.open = []
 
     async def start(self, ttl_s=60.0, member=True, asks=False, stores=True):
         """`asks`: only peers that answer count."""
-        identity = Identity.load_or_create(self.directory / f"{len(self.open)}.key")
+        identity = Identity.load_or_create(self.folder / f"{len(self.open)}.key")
         bootstrap = self.open[0][1].addresses() if self.open else []
         transport = Libp2pTransport(identity, ANY_LOCAL_PORT, bootstrap=bootstrap)
         await transport.start()
@@ -120,6 +121,59 @@ async def test_an_answer_without_records_is_no_empty_bucket(nodes):
     del rendezvous._p2p._traffic.may_answer
     assert await _sees(c, {a_id.peer_id, b_id.peer_id})
     assert c._size.known
+
+
+async def test_what_nobody_answers_is_no_empty_bucket(nodes, monkeypatch):
+    """As where the rendezvous is away for a while: a node would believe that it is alone."""
+    rendezvous, _ = await nodes.start(member=False)
+    (a, a_id), (b, _) = [await nodes.start(stores=False) for _ in range(2)]
+    await a.publish(presence(a_id))
+    await until(lambda: _sees(b, {a_id.peer_id}))
+    assert b.unanswered is None and b._size.peers == 2
+
+    async def lost(*_args, **_options):
+        raise TimeoutError
+
+    with monkeypatch.context() as away:
+        away.setattr(b._p2p._p2p, "call_protobuf_handler", lost)
+        b._known = {}
+        assert not await b.peers()
+        assert (b.unanswered, b._size.peers) == (SILENT, 2)
+    await until(lambda: _sees(b, {a_id.peer_id}))
+    assert b.unanswered is None
+    alone = await rendezvous.peers_of("0" * 64)
+    assert not alone and rendezvous.unanswered is None, "what nobody else stores, one that joined nobody knows"
+
+
+async def test_who_looks_up_too_often_is_told_so_and_asks_again_at_once(nodes):
+    rendezvous, _ = await nodes.start(member=False)
+    (a, a_id), (b, _) = [await nodes.start(stores=False) for _ in range(2)]
+    await a.publish(presence(a_id))
+    rendezvous._p2p._limits.begin = lambda *_: False
+    assert not await b.peers()
+    assert b.unanswered == REFUSED and not b._size.known
+    del rendezvous._p2p._limits.begin
+    assert await _sees(b, {a_id.peer_id})
+    assert b.unanswered is None
+
+
+async def test_a_newcomer_that_is_refused_waits_to_be_let_in(nodes, monkeypatch):
+    monkeypatch.setattr(directory, "_AGAIN_S", 0.2)
+    rendezvous, _ = await nodes.start(member=False)
+    refused = 0
+
+    def begin(*_):
+        nonlocal refused
+        refused += 1
+        return refused > 3
+
+    rendezvous._p2p._limits.begin = begin
+    newcomer, _ = await nodes.start(stores=False)
+    assert refused > 3 and not await newcomer.peers() and newcomer.unanswered is None
+    rendezvous._p2p._limits.begin = lambda *_: False
+    visitor = Directory(nodes.transport_of(newcomer).p2p, newcomer._bootstrap, stores=False)
+    with pytest.raises(SwarmUnreachable, match="too many come from this address"):
+        await visitor.start(refused_s=0.0)
 
 
 async def test_who_stores_a_record_fetches_none(nodes, monkeypatch):

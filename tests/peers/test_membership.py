@@ -3,21 +3,24 @@
 import asyncio
 import gc
 import random
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from memory_network.network import MemoryNetwork, MemoryTransport
+from records import RUN, record
 from virtual_clock import run_virtual
 
 from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
-from noloco_node.errors import PeerLost
+from noloco_node.errors import PeerLost, SwarmUnreachable
 from noloco_node.peers import run_registry
 from noloco_node.peers.cache import PeerCache
-from noloco_node.peers.directory import Directory
+from noloco_node.peers.directory import REFUSED, SILENT, Directory
 from noloco_node.peers.membership import CACHED_ASKED, LOOK_ALONE_S, LOOK_S, Membership
+from noloco_node.peers.record import TTL_S, PeerRecord, accept
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,53 @@ class Directory(Directory):
     """One that is there at once."""
 
     def __init__(self) -> None:
-        pass
+        self.unanswered: str | None = None
+        self.there: dict[str, PeerRecord] = {}
 
     async def start(self) -> None:
         pass
+
+    async def peers(self) -> dict[str, PeerRecord]:
+        return self.there
 
 
 @dataclass(frozen=True)
 class Seen:
     state: str
+
+
+def entered(tmp_path: Path) -> tuple[Membership, Directory]:
+    us, directory = MemoryNetwork(random.Random(0)).join("us"), Directory()
+    membership = Membership(Transport(us), PeerCache(tmp_path / "peers.json"), lambda: None)
+    asyncio.run(membership.enter(directory))
+    return membership, directory
+
+
+def test_that_nobody_is_there_is_no_news_where_nobody_says_so(tmp_path: Path, identity: Identity) -> None:
+    membership, directory = entered(tmp_path)
+    assert not asyncio.run(membership.others())
+    directory.unanswered = REFUSED
+    with pytest.raises(SwarmUnreachable, match=REFUSED):
+        asyncio.run(membership.others())
+    found = accept(identity.peer_id, record(identity, now=time.time()), RUN, time.time(), TTL_S)
+    assert found
+    directory.there = {identity.peer_id: found}
+    assert list(asyncio.run(membership.others())) == [found], "of those seen before it knows"
+
+
+@pytest.mark.parametrize(
+    ("why", "remedy"), [(REFUSED, "start another rendezvous"), (SILENT, "join again with an invitation of today")]
+)
+def test_a_node_whose_look_ups_are_not_answered_says_so(tmp_path: Path, why: str, remedy: str) -> None:
+    membership, directory = entered(tmp_path)
+    directory.unanswered = why
+    asyncio.run(membership.look())
+    assert not membership.health(time.monotonic()), "what was read before may still hold"
+    (found,) = membership.health(time.monotonic() + 2 * TTL_S)
+    assert why in found.text and "for 2 min" in found.text and remedy in found.remedy
+    directory.unanswered = None
+    asyncio.run(membership.look())
+    assert not membership.health(time.monotonic() + TTL_S / 2)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +124,13 @@ def test_who_trains_looks_often_until_a_partner_trains(tmp_path: Path, own: str,
     us = Membership(Transport(transport), PeerCache(tmp_path / "peers.json"), lambda: None)
     us.seen = {state: Seen("training" if state == "partner" else state) for state in seen}
     assert us.look_again_s(own, {"partner", "gone"}) == wait_s
+
+
+def test_who_is_refused_does_not_look_more_often(tmp_path: Path) -> None:
+    membership, directory = entered(tmp_path)
+    assert membership.look_again_s("training", ()) == LOOK_ALONE_S
+    directory.unanswered = REFUSED
+    assert membership.look_again_s("training", ()) == LOOK_S
 
 
 def test_cancelled_calls_to_cached_peers_leave_no_task_behind(tmp_path: Path) -> None:

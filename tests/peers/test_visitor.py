@@ -8,12 +8,21 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import noloco_node
 from noloco_node.base.addresses import ANY_LOCAL_PORT
 from noloco_node.base.identity import Identity
+from noloco_node.errors import SwarmUnreachable
+from noloco_node.peers.directory import REFUSED
+from noloco_node.peers.record import PeerRecord
+from noloco_node.peers.visitor import Visitor
+from noloco_node.run import manifest
+from noloco_node.run.manifest import Signed
+from noloco_node.run.schema import Manifest
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.p2pd import cleanup
 
@@ -86,3 +95,17 @@ async def test_a_visitor_that_was_killed_leaves_no_key(place: Path, tmp_path: Pa
     while await asyncio.to_thread(key.parent.exists):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
+
+
+async def test_a_visitor_whose_look_ups_are_refused_does_not_say_that_nobody_is_there(identity: Identity) -> None:
+    async def runs() -> list[Signed]:
+        return [manifest.sign(Manifest(name="test"), identity)]
+
+    async def nobody(_run_id: str) -> dict[str, PeerRecord]:
+        return {}
+
+    visitor = Visitor(cast("Any", SimpleNamespace(introduce=len)), ())
+    visitor.runs = runs  # type: ignore[method-assign]
+    visitor._directory = cast("Any", SimpleNamespace(peers_of=nobody, unanswered=REFUSED))
+    with pytest.raises(SwarmUnreachable, match=REFUSED):
+        await visitor.peers()

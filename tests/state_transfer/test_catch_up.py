@@ -16,6 +16,7 @@ from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import catch_up, choose_donor
 from noloco_node.state_transfer.catch_up import (
     CATCH_UP_ROUNDS,
+    FAILING_S,
     LOOKS,
     CatchUp,
     ahead,
@@ -174,6 +175,25 @@ def test_a_node_that_finds_no_peer_looks_again_before_it_begins_with_new_weights
     play(story([], [record("donor", 12)]))
     play(story(SwarmUnreachable("p2pd has died"), TimeoutError(), [record("donor", 12)]))
     assert looked == [(1, 0), (LOOKS, 0), (2, 12), (3, 12)]
+
+
+def test_what_nobody_answers_is_no_sign_that_the_run_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that brings the run would begin it again beside those that train; one with a checkpoint goes on with
+    that."""
+    monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
+
+    async def story(*sights: Sequence[PeerRecord] | Exception, round: int = 0) -> tuple[int, int]:
+        network, node = DonorNetwork(), Node(round, *sights)
+        await network.donor("donor", Owner(DATA))
+        await (await catch_up_of(node, network)).fetch_first_state()
+        await network.close()
+        return node.did.count("look"), node.round
+
+    unanswered = [SwarmUnreachable("no other node answers look-ups")] * 40
+    assert play(story(*unanswered, [record("donor", 12)])) == (41, 12)
+    assert play(story(*unanswered, [record("donor", 12)], round=1)) == (pytest.approx(FAILING_S, abs=3.0), 1)
+    with pytest.raises(SwarmUnreachable, match="or cannot be found"):
+        play(story(*unanswered))
 
 
 @pytest.mark.parametrize("state", ["starting", "joining"])
