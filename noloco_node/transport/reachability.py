@@ -58,6 +58,8 @@ class Reachability:
         self._place_of = place_of
         self._asked: set[tuple[str, int]] = set()
         """Where p2pd believed that we can be reached, at the last survey."""
+        self._answered = True
+        """Whether anybody answered it."""
         self._outside: list[Address] = []
         self._relayed: list[Address] = []
         self.verdict: str | None = None
@@ -85,9 +87,11 @@ class Reachability:
         async def turn() -> None:
             moved = await self._moved(found, until=asyncio.get_running_loop().time() + KEEP_S)
             number = next(turns)
-            if moved or number == 1 or number % _SURVEY_EVERY == 0:  # at the start, the peers may have been busy
+            # At the start the peers may have been busy. And where this machine has moved to another network, the
+            # connections of the old one seem to be there for a while.
+            if moved or number == 1 or not self._answered or number % _SURVEY_EVERY == 0:
                 await self.survey(control(), found())
-            elif self.verdict in (RELAYED, OUTGOING):
+            if self.verdict in (RELAYED, OUTGOING):
                 await self.reserve(control())
             asked()
 
@@ -104,6 +108,7 @@ class Reachability:
         looks = asyncio.gather(*(self_view.look(self._channel(peer), ports) for peer in self.helpers))
         skew = self_view.skew(list(clocks.values())[:_CLOCKS], self._channel, self._place_of)
         self.skew, seen_by = await asyncio.gather(skew, looks)
+        self._answered = any(seen_by)
         views = {
             peer: view
             for peer, view in zip(self.helpers, seen_by, strict=True)

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import random
+from itertools import pairwise
 
 import grpc.aio
 import pytest
@@ -12,7 +13,7 @@ from virtual_clock import run_virtual
 from noloco_node.base import places
 from noloco_node.base.addresses import Address
 from noloco_node.transport import reachability, self_view
-from noloco_node.transport.reachability import DIRECTLY, KEEP_S, MAPPED, OFF, OUTGOING, RELAYED, Reachability
+from noloco_node.transport.reachability import AUTO, DIRECTLY, KEEP_S, MAPPED, OFF, OUTGOING, RELAYED, Reachability
 from noloco_node.wire import mirror_pb2 as pb
 from noloco_node.wire.mirror_pb2_grpc import MirrorServicer, add_MirrorServicer_to_server
 
@@ -85,6 +86,52 @@ def test_at_the_word_of_one_that_nobody_chose_no_relay_is_given_up(
     asyncio.run(found.survey(lambda: None, [Address("ip4", "10.0.0.2", 4001)]))
     assert found.verdict == verdict
     assert [address.host for address in found.addresses([])] == (["9.9.9.9"] if verdict == MAPPED else [])
+
+
+@pytest.mark.parametrize("verdict", [MAPPED, RELAYED])
+def test_a_laptop_in_another_network_is_soon_known_there(verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """p2pd does not know for half a minute that its connections of the old network are dead."""
+    moves_s, dead_s = 400.0, 40.0
+    reserved = list[float]()
+
+    async def skew(*_: object) -> None:
+        return None
+
+    async def reserve(*_: object) -> bool:
+        reserved.append(clock())
+        return True
+
+    async def look(_channel: object, ports: list[int]) -> self_view.SelfView | None:
+        if moves_s <= clock() < moves_s + dead_s:
+            return None
+        host = "8.8.4.4" if clock() < moves_s else "9.9.9.9"
+        return self_view.SelfView(host, tuple(ports) if verdict == MAPPED else ())
+
+    monkeypatch.setattr(reachability.self_view, "skew", skew)
+    monkeypatch.setattr(reachability.self_view, "look", look)
+    monkeypatch.setattr(reachability.relay, "reserve", reserve)
+
+    def clock() -> float:
+        return asyncio.get_running_loop().time() - began
+
+    async def main() -> None:
+        nonlocal began
+        began = asyncio.get_running_loop().time()
+        relay = Address("ip4", "8.8.8.8", 4001, "helper")
+        found = Reachability("us", AUTO, {"helper": [relay]}, {"helper"}, list, str, str)
+        own = lambda: [Address("ip4", "10.0.0.2" if clock() < moves_s else "10.1.0.2", 4001)]  # noqa: E731
+        keeping = asyncio.create_task(found.keep(lambda: None, own, lambda: None))
+        await asyncio.sleep(moves_s + dead_s + KEEP_S + 5)
+        assert found.verdict == verdict
+        if verdict == MAPPED:
+            assert [address.host for address in found.addresses([])] == ["9.9.9.9"]
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+    began = 0.0
+    run_virtual(main())
+    if verdict == RELAYED:
+        assert max(after - before for before, after in pairwise(reserved)) < KEEP_S + 5, "also where nobody answers"
 
 
 def test_a_host_without_an_address_that_others_know_asks_for_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
