@@ -133,8 +133,9 @@ class Directory:
         if self._bootstrap:
             await self._meet_bootstrap(refused_s)
 
-    async def rejoin(self, p2p: Any) -> None:
+    async def rejoin(self, p2p: Any, *, stores: bool = True) -> None:
         """Go on over another p2pd, after the former one ended. Succeeds even where no peer answers."""
+        self._stores = stores
         before, self._node, self._p2p = self._node, None, self._checked(p2p)
         if before is not None and before.cache_refresh_task is not None:
             before.cache_refresh_task.cancel()  # nothing else to end: the handlers ended with their p2pd

@@ -38,6 +38,8 @@ class KnowsAddresses(Protocol):
 
     @property
     def p2p(self) -> Any: ...
+    @property
+    def can_be_called(self) -> bool: ...
     def channel(self, peer: str) -> grpc.aio.Channel: ...
     def introduce(self, peers: Mapping[str, Sequence[Address]]) -> None: ...
     def place_of(self, peer: str) -> str: ...
@@ -132,7 +134,7 @@ class Membership:
     async def rejoin(self) -> None:
         """Enter the directory again, after another p2pd was started."""
         if self._directory:
-            await self._directory.rejoin(self._transport.p2p)
+            await self._directory.rejoin(self._transport.p2p, stores=self._transport.can_be_called)
 
     async def leave(self) -> None:
         if self._directory:

@@ -42,6 +42,7 @@ class Transport:
     """One that needs no addresses."""
 
     p2p = None
+    can_be_called = True
 
     def __init__(self, transport: MemoryTransport) -> None:
         self.peer_id, self.channel = transport.peer_id, transport.channel
@@ -65,6 +66,9 @@ class Directory(Directory):
 
     async def peers(self) -> dict[str, PeerRecord]:
         return self.there
+
+    async def rejoin(self, _p2p: object, *, stores: bool = True) -> None:
+        self.stores = stores
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,15 @@ def test_a_node_whose_look_ups_are_not_answered_says_so(tmp_path: Path, why: str
     directory.unanswered = None
     asyncio.run(membership.look())
     assert not membership.health(time.monotonic() + TTL_S / 2)
+
+
+def test_who_can_no_longer_be_called_stores_nothing_when_its_network_daemon_is_replaced(tmp_path: Path) -> None:
+    """As where it is found out late that no peer can call it."""
+    membership, directory = entered(tmp_path)
+    for can in (True, False):
+        membership._transport.can_be_called = can
+        asyncio.run(membership.rejoin())
+        assert directory.stores == can
 
 
 @pytest.mark.parametrize(
