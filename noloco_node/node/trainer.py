@@ -199,7 +199,7 @@ class TrainingNode(BaseNode):
             await find_run.require_somebody(self._look, run, self.waits_for)
         self.found_others = True
         async with asyncio.TaskGroup() as group:
-            publish = periodic.every(lambda: REFRESH_S, self._publish, (NolocoError, OSError))
+            publish = periodic.every(lambda: REFRESH_S, self._publish_now, ())  # a later one would come too late
             duties = [group.create_task(publish)]  # who joins meanwhile sees that somebody is in the run
             self.waits_for("data and model to be ready")
             ready = await self._model_ready()  # what is wrong with the run is found by now: nobody was invited to it
@@ -605,15 +605,17 @@ class TrainingNode(BaseNode):
             await self._membership.publish(record)
 
     async def _publish_now(self) -> None:
-        """Publish the presence record. If this fails, `_check_limits` tries again in a second."""
+        """Publish the presence record. If this fails, `_check_limits` tries again in a second where the state is
+        another one, else the next one is soon enough: a record lives for three times REFRESH_S."""
         with suppress(NolocoError, OSError):
             await self._publish()
 
     async def _rejoin(self) -> None:
         self._rounds.candidates({})  # forgets back-offs: peers did not answer because our p2pd was dead
         await self._membership.rejoin()
-        await self._publish()
-        await self._membership.look()  # at once: the periodic look may just have failed
+        await self._publish_now()  # peers that do not answer are no reason to start p2pd again
+        with suppress(NolocoError, OSError):
+            await self._membership.look()  # at once: the periodic look may just have failed
 
     def _update_candidates(self) -> None:
         training = [record for record in self.seen() if record.state == NodeState.TRAINING]

@@ -8,15 +8,39 @@ import pytest
 from virtual_clock import run_virtual
 
 from noloco_node.base.addresses import Address
+from noloco_node.base.identity import Identity
 from noloco_node.errors import ClockTooFarOff
 from noloco_node.host.config import NodeConfig
 from noloco_node.node.rendezvous import RendezvousNode
+from noloco_node.node.trainer import TrainingNode
+from noloco_node.peers.run_rules import RunRules
+from noloco_node.run.manifest import sign
+from noloco_node.run.schema import Manifest
 from noloco_node.transport.self_view import ClockSkew
 
 BOOTSTRAP, SEEN = (
     Address("ip4", f"8.8.{n}.8", 4001, f"12D3KooWD3eckifWpRn9wQpMG9R9hX3sD158z7EqHWmweQAJU5S{end}")
     for n, end in enumerate("AB")
 )
+
+
+def test_peers_that_do_not_answer_do_not_have_the_network_daemon_replaced(tmp_path: Path) -> None:
+    """To write the own record takes too long where several of those that should store it have gone."""
+
+    async def works() -> None: ...
+
+    async def too_late(*_: object) -> None:
+        raise TimeoutError
+
+    async def main() -> str | None:
+        signed = sign(Manifest(name="tiny"), Identity.load_or_create(tmp_path / "author.key"))
+        node = TrainingNode(NodeConfig(home=tmp_path), lambda _: None, signed)
+        node._rules = RunRules(tmp_path, signed)
+        node._transport = cast("Any", SimpleNamespace(restart=works, addresses=list))
+        node._membership = cast("Any", SimpleNamespace(rejoin=works, publish=too_late, look=too_late))
+        return await node._restart_network()
+
+    assert run_virtual(main()) is None
 
 
 class Started(Exception):
