@@ -408,11 +408,11 @@ class Libp2pTransport:
         remember(self._met_at, far_end.peer, asyncio.get_running_loop().time(), _MAX_KNOWN)
 
     async def _dial(self, peer: str) -> Streams:
-        """A stream to a peer: by the addresses that it has published, or that were given for a bootstrap peer, which a
+        """A stream to a peer: by the addresses that it has published, and that were given for a bootstrap peer, which a
         p2pd that was started again is not told; or else by those that p2pd finds."""
         control = self._session.control
         async with asyncio.timeout(_DIAL_S):
-            known = self._introduced.get(peer) or self._ways(self._reach.helpers.get(peer, ()))
+            known = [*self._introduced.get(peer, ()), *self._ways(self._reach.helpers.get(peer, ()))]
             if known:
                 await self._punching.connect(peer, known)
                 await control.try_connect(peer, known)
