@@ -14,9 +14,10 @@ from noloco_node.host.traffic import PLACE_BYTES_S, SAVED_S, Traffic
 from noloco_node.peers import dht_messages
 from noloco_node.peers.dht_messages import MAX_IN_BUCKET
 from noloco_node.peers.dht_storage import (
+    LOOK_UPS_A_MINUTE,
     MAX_OF_SIGNER,
+    OTHERS_A_MINUTE,
     PEER_A_MINUTE,
-    PLACE_A_MINUTE,
     CheckedCalls,
     DhtStorage,
     RoutingUpdates,
@@ -205,6 +206,7 @@ async def place_of(peer):
 
 
 async def test_requests_a_minute_of_a_peer_and_of_its_place(hivemind):
+    """Those of one kind leave room for the others."""
     from hivemind.proto import dht_pb2
 
     calls, made = Calls(), Counter()
@@ -212,15 +214,39 @@ async def test_requests_a_minute_of_a_peer_and_of_its_place(hivemind):
     async def handler(request, context):
         made[context.to_base58()] += 1
         assert place_of_caller.get() == "here"
-        return dht_pb2.PingResponse()
+        return {"Ping": dht_pb2.PingResponse, "Store": dht_pb2.StoreResponse, "Find": dht_pb2.FindResponse}[kind]()
 
-    await CheckedCalls(calls, place_of, 60.0).add_protobuf_handler("DHTProtocol.rpc_ping", handler)
-    for number in range(2 * PLACE_A_MINUTE):
-        by = From("one" if number < PLACE_A_MINUTE else f"{number}")
+    async def refused(reply):
         with suppress(PeerRefused):
-            await calls.handlers["DHTProtocol.rpc_ping"](dht_pb2.PingRequest(), by)
-    assert made["one"] in range(PEER_A_MINUTE, PEER_A_MINUTE + 99)
-    assert made.total() in range(PLACE_A_MINUTE, PLACE_A_MINUTE + 99)
+            reply = await reply
+            return dht_messages.are_left_out(reply) if kind == "Find" else kind == "Store" and reply.store_ok == [False]
+        return True
+
+    own = From("one")
+    store = dht_pb2.StoreRequest(
+        keys=[bytes(20)],
+        subkeys=[dht_messages.packed_text("one")],
+        values=[b""],
+        expiration_time=[1.0],
+        in_cache=[False],
+    )
+    checked = CheckedCalls(calls, place_of, 60.0)
+    for kind in ("Find", "Ping", "Store"):
+        await checked.add_protobuf_handler(kind, handler)
+    for kind, request, most in (
+        ("Find", dht_pb2.FindRequest(keys=[bytes(20)]), LOOK_UPS_A_MINUTE),
+        ("Ping", dht_pb2.PingRequest(), OTHERS_A_MINUTE),
+    ):
+        made.clear()
+        ask = calls.handlers[kind]
+        said = [await refused(ask(request, own if n < most else From(f"{n}"))) for n in range(2 * most)]
+        assert made["one"] in range(PEER_A_MINUTE, PEER_A_MINUTE + 99)
+        assert made.total() in range(most, most + 99)
+        assert said.count(True) == 2 * most - made.total()
+    kind = "Store"
+    assert await refused(calls.handlers[kind](store, own))
+    checked._others.begin = lambda *_: True
+    assert not await refused(calls.handlers[kind](store, own))
 
 
 async def test_sixty_nodes_behind_one_address_may_ask_a_node_that_is_the_whole_dht(hivemind):
@@ -232,9 +258,12 @@ async def test_sixty_nodes_behind_one_address_may_ask_a_node_that_is_the_whole_d
     async def handler(request, context):
         return dht_pb2.PingResponse()
 
-    await CheckedCalls(calls, place_of, 60.0).add_protobuf_handler("DHTProtocol.rpc_ping", handler)
-    for number in range(60 * (12 + 2 * 3 * 3)):
-        await calls.handlers["DHTProtocol.rpc_ping"](dht_pb2.PingRequest(), From(f"{number % 60}"))
+    await CheckedCalls(calls, place_of, 60.0).add_protobuf_handler("any", handler)
+    find = dht_pb2.FindRequest(keys=[bytes(20)])
+    for request, times in ((find, 12 + 3 * 3), (dht_pb2.PingRequest(), 3 * 3)):
+        for number in range(60 * times):
+            reply = await calls.handlers["any"](request, From(f"{number % 60}"))
+            assert reply.DESCRIPTOR.name == "PingResponse", "no refusal"
 
 
 async def test_what_a_place_may_fetch_together_is_bounded_in_bytes(hivemind):

@@ -149,10 +149,10 @@ async def test_who_looks_up_too_often_is_told_so_and_asks_again_at_once(nodes):
     rendezvous, _ = await nodes.start(member=False)
     (a, a_id), (b, _) = [await nodes.start(stores=False) for _ in range(2)]
     await a.publish(presence(a_id))
-    rendezvous._p2p._limits.begin = lambda *_: False
+    rendezvous._p2p._look_ups.begin = lambda *_: False
     assert not await b.peers()
     assert b.unanswered == REFUSED and not b._size.known
-    del rendezvous._p2p._limits.begin
+    del rendezvous._p2p._look_ups.begin
     assert await _sees(b, {a_id.peer_id})
     assert b.unanswered is None
 
@@ -167,10 +167,10 @@ async def test_a_newcomer_that_is_refused_waits_to_be_let_in(nodes, monkeypatch)
         refused += 1
         return refused > 3
 
-    rendezvous._p2p._limits.begin = begin
+    rendezvous._p2p._others.begin = begin
     newcomer, _ = await nodes.start(stores=False)
     assert refused > 3 and not await newcomer.peers() and newcomer.unanswered is None
-    rendezvous._p2p._limits.begin = lambda *_: False
+    rendezvous._p2p._others.begin = lambda *_: False
     visitor = Directory(nodes.transport_of(newcomer).p2p, newcomer._bootstrap, stores=False)
     with pytest.raises(SwarmUnreachable, match="too many come from this address"):
         await visitor.start(refused_s=0.0)

@@ -112,8 +112,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def dht(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Dht]:
     # 37 peers share each p2pd, which stores and asks for them, and one makes an hour's look-ups in a minute
     monkeypatch.setattr(dht_messages, "_is_own", lambda _subkey, _peer: True)
-    for module, limit in ((dht_storage, "PEER_A_MINUTE"), (dht_storage, "PLACE_A_MINUTE"), (traffic, "PLACE_BYTES_S")):
-        monkeypatch.setattr(module, limit, 10**9)
+    monkeypatch.setattr(traffic, "PLACE_BYTES_S", 10**9)
+    for limit in ("PEER_A_MINUTE", "LOOK_UPS_A_MINUTE", "OTHERS_A_MINUTE"):
+        monkeypatch.setattr(dht_storage, limit, 10**9)
     dht = Dht(directory)
     try:
         for _ in range(NODES):
