@@ -43,7 +43,8 @@ place_of_caller: ContextVar[str] = ContextVar("place_of_caller", default="")
 """Where who asks this node to store is (base/places.py); empty: this node itself asks."""
 answers: ContextVar[Counter[str]] = ContextVar("answers")
 """What this task's calls came to, by the kind of the answer; `left_out`: a look-up's, without records, as this node's
-place asks too much; `refused`: none, for the same reason. A call that nobody answers is not counted."""
+place asks too much; `refused`: none, for the same reason; `stored`: a record was. A call that nobody answers is not
+counted."""
 _BUSY = "busy"
 
 
@@ -104,7 +105,9 @@ class CheckedCalls:
         except P2PHandlerError as error:
             came["refused"] += _BUSY in str(error)
             raise
-        came["left_out" if dht_messages.are_left_out(reply) else reply.DESCRIPTOR.name] += 1
+        kind = reply.DESCRIPTOR.name
+        came["left_out" if dht_messages.are_left_out(reply) else kind] += 1
+        came["stored"] += kind == "StoreResponse" and any(reply.store_ok)
         dht_messages.check_reply(reply, peer, self._longest_s)
         return reply
 

@@ -123,6 +123,8 @@ class Directory:
         """Peers that were there and where, the latest last."""
         self.unanswered: str | None = None
         """Why the last look-up says nothing of who is there; None: it was answered."""
+        self.stored = True
+        """Whether another node has stored the last record of this one, or need not, as this one joined nobody."""
         self.done: Counter[str] = Counter()
         """`look_ups` and `stores` of ours, and the `calls` to other nodes that they and the upkeep of the DHT took."""
         self._node: Any = None
@@ -217,7 +219,10 @@ class Directory:
         async with asyncio.timeout(_DHT_S):
             keys = [key_of(self._run_id, bucket_of(identity.peer_id, depth)) for depth in self._depths(now)]
             self.done["stores"] += len(keys)
+            came = Counter[str]()
+            answers.set(came)
             await asyncio.gather(*(self._store(key, record, now + self.ttl_s, identity.peer_id) for key in keys))
+        self.stored = not self._bootstrap or came["stored"] > 0
 
     async def _store(self, key: str, record: bytes, expires: float, signer: str) -> None:
         """To be run as a task of its own."""

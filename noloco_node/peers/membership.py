@@ -27,6 +27,14 @@ from noloco_node.views.status import Health
 
 LOOK_S, LOOK_ALONE_S = 5.0, 1.0
 """How often the DHT is read; more often while there is nobody to meet."""
+_SILENT_REMEDY = (
+    "check this machine's connection. If it is right, the bootstrap nodes have gone or moved: join again with an "
+    "invitation of today"
+)
+_UNSTORED_REMEDY = (
+    "compare this machine's clock with that of the bootstrap nodes. If both are right, too many nodes have this "
+    f"address: {REFUSED_REMEDY}"
+)
 CACHED_ANSWER_S, CACHED_ASKED = 5.0, 4
 """How long peers of the cache have to answer, and how many of them are asked at a time."""
 
@@ -64,8 +72,10 @@ class Membership:
         self._cache = cache
         self._changed, self._refuses = changed, refuses
         self._directory: Directory | None = None
-        self._answered_at: float | None = None
-        """When a look-up was last answered, by the monotonic clock."""
+        self._unanswered_since: float | None = None
+        """The first look-up that was not answered, by the monotonic clock; None: the last one was, or is under way."""
+        self._unstored_since: float | None = None
+        """The first time that nobody stored this node's record."""
 
     @property
     def dht(self) -> Mapping[str, int]:
@@ -76,19 +86,22 @@ class Membership:
         """Raises SwarmUnreachable."""
         self._directory = directory
         await directory.start()
-        self._answered_at = time.monotonic()
         await self._call_cached(directory)
 
     async def publish(self, presence: Presence) -> None:
         if self._directory:
+            self._unstored_since = self._unstored_since or time.monotonic()
             await self._directory.publish(presence)
+            if self._directory.stored:
+                self._unstored_since = None
             self.published = presence.state
 
     async def look(self) -> None:
         if self._directory:
+            self._unanswered_since = self._unanswered_since or time.monotonic()
             found = await self._directory.peers()
             if self._directory.unanswered is None:
-                self._answered_at = time.monotonic()
+                self._unanswered_since = None
             self.seen = {peer: seen for peer, seen in found.items() if not self._refuses(peer, seen.admission)}
             self._transport.introduce({peer: record.addresses for peer, record in self.seen.items()})
             self._changed()
@@ -101,17 +114,16 @@ class Membership:
         return self.seen.values()
 
     def health(self, now: float) -> tuple[Health, ...]:
-        """`now`: by the monotonic clock. Once all records have expired that were read."""
-        if self._directory is None or self._answered_at is None or now < self._answered_at + TTL_S:
+        """`now`: by the monotonic clock. What has lasted as long as a record lives."""
+        why = (self._directory and self._directory.unanswered) or SILENT
+        if self._unanswered_since and (for_s := now - self._unanswered_since) > TTL_S:
+            text = f"network: for {span(for_s)} {why}, so this node finds nobody"
+            remedy = REFUSED_REMEDY if why == REFUSED else _SILENT_REMEDY
+        elif self._unstored_since and (for_s := now - self._unstored_since) > TTL_S:
+            text = f"network: for {span(for_s)} no other node has stored this one's record, so nobody finds it"
+            remedy = _UNSTORED_REMEDY
+        else:
             return ()
-        why = self._directory.unanswered or SILENT
-        remedy = (
-            REFUSED_REMEDY
-            if why == REFUSED
-            else "check this machine's connection. If it is right, the bootstrap nodes have gone or moved: join again "
-            "with an invitation of today"
-        )
-        text = f"network: for {span(now - self._answered_at)} {why}, so this node finds nobody"
         return (Health("warning", text, remedy),)
 
     def look_again_s(self, own_state: str, partners: Collection[str]) -> float:

@@ -157,6 +157,17 @@ async def test_who_looks_up_too_often_is_told_so_and_asks_again_at_once(nodes):
     assert b.unanswered is None
 
 
+async def test_a_node_knows_whether_another_one_has_stored_its_record(nodes, monkeypatch):
+    rendezvous, _ = await nodes.start(member=False)
+    a, a_id = await nodes.start(stores=False)
+    with monkeypatch.context() as full:
+        full.setattr(rendezvous._node.protocol.storage, "store_subkey", lambda *_: False)
+        await a.publish(presence(a_id))
+        assert not a.stored
+    await a.publish(presence(a_id))
+    assert a.stored
+
+
 async def test_a_newcomer_that_is_refused_waits_to_be_let_in(nodes, monkeypatch):
     monkeypatch.setattr(directory, "_AGAIN_S", 0.2)
     rendezvous, _ = await nodes.start(member=False)

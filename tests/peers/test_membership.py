@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from memory_network.network import MemoryNetwork, MemoryTransport
-from records import RUN, record
+from records import RUN, presence, record
 from virtual_clock import run_virtual
 
 from noloco_node.base.addresses import Address
@@ -59,6 +59,7 @@ class Directory(Directory):
 
     def __init__(self) -> None:
         self.unanswered: str | None = None
+        self.stored = True
         self.there: dict[str, PeerRecord] = {}
 
     async def start(self) -> None:
@@ -66,6 +67,9 @@ class Directory(Directory):
 
     async def peers(self) -> dict[str, PeerRecord]:
         return self.there
+
+    async def publish(self, _presence: object) -> None:
+        pass
 
     async def rejoin(self, _p2p: object, *, stores: bool = True) -> None:
         self.stores = stores
@@ -100,14 +104,38 @@ def test_that_nobody_is_there_is_no_news_where_nobody_says_so(tmp_path: Path, id
 )
 def test_a_node_whose_look_ups_are_not_answered_says_so(tmp_path: Path, why: str, remedy: str) -> None:
     membership, directory = entered(tmp_path)
+    later = time.monotonic() + 2 * TTL_S
+    assert not membership.health(later), "it has looked for nobody yet, as it still loads its model"
     directory.unanswered = why
-    asyncio.run(membership.look())
+    for _ in range(2):
+        asyncio.run(membership.look())
     assert not membership.health(time.monotonic()), "what was read before may still hold"
-    (found,) = membership.health(time.monotonic() + 2 * TTL_S)
+    (found,) = membership.health(later)
     assert why in found.text and "for 2 min" in found.text and remedy in found.remedy
     directory.unanswered = None
     asyncio.run(membership.look())
-    assert not membership.health(time.monotonic() + TTL_S / 2)
+    assert not membership.health(later)
+
+
+def test_a_node_whose_look_ups_fail_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(_: object) -> dict[str, PeerRecord]:
+        raise TimeoutError
+
+    membership, _ = entered(tmp_path)
+    monkeypatch.setattr(Directory, "peers", fails)
+    with pytest.raises(TimeoutError):
+        asyncio.run(membership.look())
+    assert SILENT in membership.health(time.monotonic() + 2 * TTL_S)[0].text
+
+
+def test_a_node_whose_record_nobody_stores_says_so(tmp_path: Path, identity: Identity) -> None:
+    """As where its clock is minutes off, or that of the only rendezvous is."""
+    membership, directory = entered(tmp_path)
+    for stored, lines in ((False, 1), (True, 0)):
+        directory.stored = stored
+        asyncio.run(membership.publish(presence(identity)))
+        found = membership.health(time.monotonic() + 2 * TTL_S)
+        assert len(found) == lines and all("nobody finds it" in each.text for each in found)
 
 
 def test_who_can_no_longer_be_called_stores_nothing_when_its_network_daemon_is_replaced(tmp_path: Path) -> None:
