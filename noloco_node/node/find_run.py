@@ -21,6 +21,7 @@ from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.peers import run_registry
 from noloco_node.peers.directory import SILENT
+from noloco_node.peers.record import REFRESH_S
 from noloco_node.run import signed_file
 from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.schema import Manifest
@@ -32,9 +33,10 @@ FIND_RUN_S = 90.0
 may have been started again, and nodes announce their run once a minute."""
 UNANNOUNCED_S = 10.0
 """How long to wait for another node's announcement before this one continues its unfinished run."""
-NOBODY_S = 15.0
-"""How long nobody may be seen in a run until it counts as one that nobody is in: a presence that was just published has
-to be found, and its address has to answer. A node publishes its presence before it reads data and builds the model."""
+NOBODY_S = REFRESH_S + 5.0
+"""How long nobody may be seen in a run until it counts as one that nobody is in: where a rendezvous was started again,
+a node that announces the run there may write its record so much later, and its address has to answer. A node publishes
+its presence before it reads data and builds the model."""
 UNANSWERED_S = 120.0
 """How long it looks for others where nobody says who is there: a rendezvous that is started again is back in a minute,
 and where many nodes of one place start at once, all are answered by then."""
