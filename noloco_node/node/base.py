@@ -230,9 +230,12 @@ class BaseNode:
         """Start another p2pd whenever it has ended."""
         while True:
             how: str | None = await self._transport.lost()
+            said = None
             self._network.clear()
             while how:
-                log.warning("the network daemon is lost: %s", how)
+                if how != said:  # a port that another program has is tried every half minute, perhaps for days
+                    log.warning("the network daemon is lost: %s", how)
+                said = how
                 await asyncio.sleep(self._outages.died(how, time.monotonic()))
                 self._restarts += 1
                 how = await self._restart_network()

@@ -47,6 +47,28 @@ class Started(Exception):
     """Nothing ended the start."""
 
 
+def test_why_the_network_daemon_does_not_come_back_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fails = ["p2pd ended", *["the port is in use"] * 50, "no memory", None]
+
+    async def lost() -> str | None:
+        if not fails:
+            raise Started
+        return fails.pop(0)
+
+    async def main() -> None:
+        node = RendezvousNode(NodeConfig(home=tmp_path), lambda _: None)
+        node._transport = cast("Any", SimpleNamespace(lost=lost))
+        node._restart_network = lost  # type: ignore[method-assign]
+        await node._keep_network()
+
+    with pytest.raises(Started):
+        run_virtual(main())
+    said = [record.getMessage().removeprefix("the network daemon is ") for record in caplog.records]
+    assert said == ["lost: p2pd ended", "lost: the port is in use", "lost: no memory"]
+
+
 @pytest.mark.parametrize(("seen", "ends"), [((), ClockTooFarOff), ((SEEN,), Started)])
 def test_no_clock_of_peers_that_nobody_chose_ends_a_start(
     seen: tuple[Address, ...], ends: type[Exception], tmp_path: Path
