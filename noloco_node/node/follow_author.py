@@ -13,6 +13,7 @@ from typing import Any
 
 from noloco_node.base import periodic, places
 from noloco_node.base.states import NodeState
+from noloco_node.base.units import span
 from noloco_node.errors import NolocoError
 from noloco_node.peers import run_registry
 from noloco_node.peers.membership import Membership
@@ -20,9 +21,13 @@ from noloco_node.peers.record import PeerRecord
 from noloco_node.peers.run_rules import RunRules
 from noloco_node.run.admission import EXPIRED
 from noloco_node.transport.libp2p import Libp2pTransport
+from noloco_node.views.status import Health
 
 ANNOUNCE_S = 60.0
 """How often the run is announced: a rendezvous that was restarted has forgotten it."""
+AWAY_S = 600.0
+"""How long no rendezvous may answer until `health` says so: one that restarts is back in a minute, and one that was
+away for long the network daemon tries every five minutes."""
 LOOK_S = 1.0
 """How often it is checked whether the run was amended, and whether this node may still take part."""
 EXPIRED_LOOKS = 60
@@ -54,6 +59,8 @@ class FollowAuthor:
         self._rendezvous, self._misbehaved, self._amended = rendezvous, misbehaved, amended
         self._refusing: set[str] = set()
         """Rendezvous nodes that do not keep the run, as the log says."""
+        self._away_since: float | None = None
+        """When none of them answered for the first time, by the monotonic clock; None: one did."""
         self._expired_looks = 0
         """In a row, that this node's token had expired."""
 
@@ -67,9 +74,22 @@ class FollowAuthor:
     async def announce(self) -> None:
         channels = [self._transport.channel(peer) for peer in self._rendezvous]
         refused = await run_registry.announce(channels, self.rules.signed, self.rules.amended)
+        away = bool(refused) and all(no is None for no in refused)
+        self._away_since = (self._away_since or time.monotonic()) if away else None
         for peer in {peer for peer, no in zip(self._rendezvous, refused, strict=True) if no} - self._refusing:
             self._refusing.add(peer)
             log.warning("the rendezvous %s does not keep this run: it has no room, or is of an older version", peer)
+
+    def health(self, now: float) -> tuple[Health, ...]:
+        """`now`: by the monotonic clock."""
+        if self._away_since is None or (for_s := now - self._away_since) < AWAY_S:
+            return ()
+        text = f"network: no bootstrap node has answered for {span(for_s)}, so nobody new finds this run"
+        remedy = (
+            "start it again, with its home and its address. If that cannot be, join again with --bootstrap and the "
+            "address of another node, and hand out the line that is printed then"
+        )
+        return (Health("warning", text, remedy),)
 
     def require(self) -> None:
         """Raises NotAdmitted where this node may not take part."""

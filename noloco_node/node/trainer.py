@@ -129,6 +129,7 @@ class TrainingNode(BaseNode):
         self._collector = Collector(self._home.root, channel, self._policy, self._transport.place_of)
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._rules: RunRules | None = None
+        self._author: FollowAuthor | None = None
         self._token = config.token or b""
         self._thread: TrainingThread | None = None
         self._keeper: CheckpointKeeper | None = None
@@ -167,7 +168,7 @@ class TrainingNode(BaseNode):
             self._run_amended,
         )
         author.require()
-        self._rules, run = rules, rules.run
+        self._author, self._rules, run = author, rules, rules.run
         keeper = self._keeper = CheckpointKeeper(self._home.run(run.run_id) / "checkpoints", run.run_id)
         if self._signed is None:
             self._remember(run, signed)  # data that it lacks can then be given to `join` alone
@@ -687,7 +688,9 @@ class TrainingNode(BaseNode):
         node = replace(super().status(), dht=self._membership.dht)
         seen = self._membership.seen.values()
         found = (*(self._rules.health() if self._rules else ()), *(self._catch_up.health() if self._catch_up else ()))
-        found = (*found, *self._sources.awaited.health(time.monotonic()), *self._membership.health(time.monotonic()))
+        now = time.monotonic()
+        unfound = self._membership.health(now) or (self._author.health(now) if self._author else ())
+        found = (*found, *self._sources.awaited.health(now), *unfound)
         if self._ready:
             found = (*found, *self._stages.health(seen, self._life.state))
         return status.status(

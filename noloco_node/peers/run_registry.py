@@ -178,9 +178,9 @@ def _is_named(message: pb.SignedManifest, digits: str) -> bool:
 
 async def announce(
     channels: Sequence[grpc.aio.Channel], signed: Signed, amended: SignedAmendment | None = None
-) -> list[bool]:
-    """Announce a run to rendezvous nodes; which of them answer that they do not know it. The caller repeats it, so a
-    failure is only logged."""
+) -> list[bool | None]:
+    """Announce a run to rendezvous nodes; which of them answer that they do not know it, and None for those that do not
+    answer. The caller repeats it, so a failure is only logged."""
 
     async def refused(channel: grpc.aio.Channel) -> bool:
         answer = await RunsStub(channel).Announce(_encode(signed, amended), timeout=CALL_S)
@@ -190,7 +190,7 @@ async def announce(
     for result in results:
         if isinstance(result, BaseException):
             log.debug("a run could not be announced: %r", result)
-    return [result is True for result in results]
+    return [None if isinstance(result, BaseException) else result for result in results]
 
 
 def first_copies(copies: Iterable[Signed]) -> list[Signed]:

@@ -1,5 +1,6 @@
 import asyncio
 import errno
+import time
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 from virtual_clock import run_virtual
 
 from noloco_node.errors import NotAdmitted
-from noloco_node.node.follow_author import ANNOUNCE_S, EXPIRED_LOOKS, LOOK_S, FollowAuthor
+from noloco_node.node.follow_author import ANNOUNCE_S, AWAY_S, EXPIRED_LOOKS, LOOK_S, FollowAuthor
 from noloco_node.peers import run_registry
 from noloco_node.run.admission import EXPIRED, REVOKED
 
@@ -41,6 +42,28 @@ def test_a_machine_out_of_descriptors_announces_the_run_when_it_has_some(
     run_virtual(main())
     assert announced == 3 * [["to first"]]
     assert caplog.text.count("the rendezvous first does not keep this run") == 1
+
+
+def test_rendezvous_nodes_that_are_gone_for_good_are_a_health_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that know one another train on; but the line that they hand out leads nowhere."""
+
+    async def announce(channels: list[str], *_: object) -> list[bool | None]:
+        return [no for no, _ in zip(answers, channels, strict=True)]
+
+    monkeypatch.setattr(run_registry, "announce", announce)
+    transport, rules = SimpleNamespace(peer_id="us", channel=str), SimpleNamespace(signed=None, amended=None)
+    told: list[tuple[list[bool | None], int]] = [([None, False], 0), ([None, None], 1), ([], 0)]
+    for answers, lines in told:
+        author = FollowAuthor(rules, b"", transport, None, ["first", "second"][: len(answers)], None, None)
+        for _ in range(2):
+            asyncio.run(author.announce())
+        assert not author.health(time.monotonic())
+        assert len(author.health(time.monotonic() + AWAY_S + 1)) == lines
+    answers = [True, None]
+    author = FollowAuthor(rules, b"", transport, None, ["first", "second"], None, None)
+    author._away_since = 1.0
+    asyncio.run(author.announce())
+    assert not author.health(time.monotonic() + 2 * AWAY_S), "it is back"
 
 
 @pytest.mark.parametrize(("own", "says"), [("author", True), ("other", False)])

@@ -207,7 +207,7 @@ def test_an_unreachable_rendezvous_does_not_stop_an_announcement(author: Identit
         trainer = MemoryNetwork(random.Random(0)).join("trainer")
         await trainer.start()
         async with asyncio.timeout(60):
-            await run_registry.announce([trainer.channel("nobody")], signed(author))
+            assert await run_registry.announce([trainer.channel("nobody")], signed(author)) == [None]
         await trainer.close()
 
     run_virtual(main())
