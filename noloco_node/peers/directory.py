@@ -200,6 +200,8 @@ class Directory:
 
     async def publish(self, presence: Presence) -> None:
         """Write this node's presence record, which lives for `ttl_s`."""
+        self.stored = False
+        came = Counter[str]()
         identity = self._member()
         publishable = [address for address in presence.addresses if is_publishable(address, identity.peer_id)]
         self._last = presence = replace(presence, addresses=tuple(publishable[:MAX_ADDRESSES]))
@@ -216,13 +218,14 @@ class Directory:
             now=now,
             peers=self._size.peers,
         )
-        async with asyncio.timeout(_DHT_S):
-            keys = [key_of(self._run_id, bucket_of(identity.peer_id, depth)) for depth in self._depths(now)]
-            self.done["stores"] += len(keys)
-            came = Counter[str]()
-            answers.set(came)
-            await asyncio.gather(*(self._store(key, record, now + self.ttl_s, identity.peer_id) for key in keys))
-        self.stored = not self._bootstrap or came["stored"] > 0
+        keys = [key_of(self._run_id, bucket_of(identity.peer_id, depth)) for depth in self._depths(now)]
+        self.done["stores"] += len(keys)
+        answers.set(came)
+        try:
+            async with asyncio.timeout(_DHT_S):
+                await asyncio.gather(*(self._store(key, record, now + self.ttl_s, identity.peer_id) for key in keys))
+        finally:  # some may have, where others do not answer
+            self.stored = not self._bootstrap or came["stored"] > 0
 
     async def _store(self, key: str, record: bytes, expires: float, signer: str) -> None:
         """To be run as a task of its own."""

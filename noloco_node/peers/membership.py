@@ -91,10 +91,12 @@ class Membership:
     async def publish(self, presence: Presence) -> None:
         if self._directory:
             self._unstored_since = self._unstored_since or time.monotonic()
-            await self._directory.publish(presence)
-            if self._directory.stored:
-                self._unstored_since = None
-            self.published = presence.state
+            try:
+                await self._directory.publish(presence)
+                self.published = presence.state
+            finally:
+                if self._directory.stored:
+                    self._unstored_since = None
 
     async def look(self) -> None:
         if self._directory:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import random
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,7 @@ class Directory(Directory):
 
     def __init__(self) -> None:
         self.unanswered: str | None = None
-        self.stored = True
+        self.stored, self.late = True, False
         self.there: dict[str, PeerRecord] = {}
 
     async def start(self) -> None:
@@ -69,7 +70,8 @@ class Directory(Directory):
         return self.there
 
     async def publish(self, _presence: object) -> None:
-        pass
+        if self.late:
+            raise TimeoutError
 
     async def rejoin(self, _p2p: object, *, stores: bool = True) -> None:
         self.stores = stores
@@ -131,9 +133,10 @@ def test_a_node_whose_look_ups_fail_says_so(tmp_path: Path, monkeypatch: pytest.
 def test_a_node_whose_record_nobody_stores_says_so(tmp_path: Path, identity: Identity) -> None:
     """As where its clock is minutes off, or that of the only rendezvous is."""
     membership, directory = entered(tmp_path)
-    for stored, lines in ((False, 1), (True, 0)):
-        directory.stored = stored
-        asyncio.run(membership.publish(presence(identity)))
+    for stored, late, lines in ((False, False, 1), (False, True, 1), (True, False, 0), (True, True, 0)):
+        directory.stored, directory.late = stored, late
+        with suppress(TimeoutError):
+            asyncio.run(membership.publish(presence(identity)))
         found = membership.health(time.monotonic() + 2 * TTL_S)
         assert len(found) == lines and all("nobody finds it" in each.text for each in found)
 
