@@ -59,7 +59,7 @@ class Reachability:
         self._asked: set[tuple[str, int]] = set()
         """Where p2pd believed that we can be reached, at the last survey."""
         self._answered = True
-        """Whether anybody answered it."""
+        """Whether anybody answered it, where there is anybody to ask."""
         self._outside: list[Address] = []
         self._relayed: list[Address] = []
         self.verdict: str | None = None
@@ -108,7 +108,7 @@ class Reachability:
         looks = asyncio.gather(*(self_view.look(self._channel(peer), ports) for peer in self.helpers))
         skew = self_view.skew(list(clocks.values())[:_CLOCKS], self._channel, self._place_of)
         self.skew, seen_by = await asyncio.gather(skew, looks)
-        self._answered = any(seen_by)
+        self._answered = any(seen_by) or not self.helpers
         views = {
             peer: view
             for peer, view in zip(self.helpers, seen_by, strict=True)

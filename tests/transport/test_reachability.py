@@ -134,6 +134,25 @@ def test_a_laptop_in_another_network_is_soon_known_there(verdict: str, monkeypat
         assert max(after - before for before, after in pairwise(reserved)) < KEEP_S + 5, "also where nobody answers"
 
 
+def test_a_node_without_bootstrap_peers_compares_clocks_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[object]()
+
+    async def skew(*_: object) -> None:
+        asked.append(_)
+
+    async def main() -> None:
+        found = Reachability("us", AUTO, {}, set(), list, str, str)
+        own = lambda: [Address("ip4", "10.0.0.2", 4001)]  # noqa: E731
+        keeping = asyncio.create_task(found.keep(lambda: None, own, lambda: None))
+        await asyncio.sleep(3600.0)
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+    monkeypatch.setattr(reachability.self_view, "skew", skew)
+    run_virtual(main())
+    assert len(asked) == pytest.approx(3600 / (10 * KEEP_S), abs=2)
+
+
 def test_a_host_without_an_address_that_others_know_asks_for_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with IPv6 alone, where p2pd listens for IPv4."""
 
