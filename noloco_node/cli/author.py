@@ -8,6 +8,8 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -171,10 +173,11 @@ def invite(args: argparse.Namespace) -> int:
     from noloco_node.base.peer_names import name_of
     from noloco_node.run import admission, invitation
 
-    home, file, author = _own_run(args, args.run)
-    peer, expires = _peer(args.peer, author), int(time.time()) + _seconds(args.expires)
-    revoked = file.amendment.revoked if file.amendment else ()
-    told = peer in revoked and _amend(home, file, author, revoked=tuple(other for other in revoked if other != peer))
+    with _own_run(args, args.run) as (home, file, author):
+        peer, expires = _peer(args.peer, author), int(time.time()) + _seconds(args.expires)
+        revoked = file.amendment.revoked if file.amendment else ()
+        left = tuple(other for other in revoked if other != peer)
+        told = peer in revoked and _amend(home, file, author, revoked=left)
     if file.run.membership != "invite":
         if not told:
             raise UsageError(f'{file.run.label} is open to all: only a run with membership = "invite" takes tokens')
@@ -204,10 +207,10 @@ def invite(args: argparse.Namespace) -> int:
 def revoke(args: argparse.Namespace) -> int:
     from noloco_node.base.peer_names import name_of
 
-    home, file, author = _own_run(args, args.run)
-    peer = _peer(args.peer, author)
-    revoked = {*(file.amendment.revoked if file.amendment else ()), peer}
-    told = _amend(home, file, author, revoked=tuple(sorted(revoked)))
+    with _own_run(args, args.run) as (home, file, author):
+        peer = _peer(args.peer, author)
+        revoked = {*(file.amendment.revoked if file.amendment else ()), peer}
+        told = _amend(home, file, author, revoked=tuple(sorted(revoked)))
     if args.json:
         print_json({"schema": SCHEMA, "peer_id": peer, "run_id": file.run.run_id})
     else:
@@ -216,7 +219,12 @@ def revoke(args: argparse.Namespace) -> int:
 
 
 def amend(args: argparse.Namespace) -> int:
-    home, file, author = _own_run(args, args.run)
+    with _own_run(args, args.run) as (home, file, author):
+        print(_amend(home, file, author, **_changes(args, file)))
+    return 0
+
+
+def _changes(args: argparse.Namespace, file: "RunFile") -> dict[str, object]:
     if args.end_now and args.rounds:
         raise UsageError("--end-now ends the run, and --rounds lets it go on: name one of them")
     changes: dict[str, object] = {"ended": True} if args.end_now else {}
@@ -228,12 +236,13 @@ def amend(args: argparse.Namespace) -> int:
         changes["swaps_per_round"] = "auto" if args.swaps == "auto" else whole_number(args.swaps, "--swaps", 16)
     if not changes:
         raise UsageError("name what changes: --end-now, --rounds or --swaps")
-    print(_amend(home, file, author, **changes))
-    return 0
+    return changes
 
 
-def _own_run(args: argparse.Namespace, word: str | None) -> "tuple[Home, RunFile, Identity]":
-    """A run of this home that its node's key has signed: the one named, else the latest."""
+@contextmanager
+def _own_run(args: argparse.Namespace, word: str | None) -> "Iterator[tuple[Home, RunFile, Identity]]":
+    """A run of this home that its node's key has signed: the one named, else the latest. No other command changes it
+    meanwhile."""
     from noloco_node.base.identity import Identity
     from noloco_node.checkpoints import kept_runs
     from noloco_node.run import signed_file
@@ -244,13 +253,16 @@ def _own_run(args: argparse.Namespace, word: str | None) -> "tuple[Home, RunFile
         raise UsageError(f"no run was started in {home.root}: name the home of the run's author with --home")
     if word is None and len(there) > 1:
         raise UsageError(f"name one of the runs here with --run: {', '.join(run.label for run in there)}")
-    file = signed_file.read(home.run((kept_runs.named(home, there, word) if word else there[0]).run_id))
+    folder = home.run((kept_runs.named(home, there, word) if word else there[0]).run_id)
     author = Identity.load_or_create(home.identity)
-    if file.signed.author != author.peer_id:
-        raise UsageError(
-            f"only its author, {file.signed.author}, can do this in {file.run.label}: name that node's home with --home"
-        )
-    return home, file, author
+    with home.changing():
+        file = signed_file.read(folder)
+        if file.signed.author != author.peer_id:
+            raise UsageError(
+                f"only its author, {file.signed.author}, can do this in {file.run.label}: name that node's home with "
+                "--home"
+            )
+        yield home, file, author
 
 
 def _amend(home: "Home", file: "RunFile", author: "Identity", **changes: object) -> str:

@@ -13,11 +13,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from noloco_node.base.atomic_files import open_file, require_file, writing
-from noloco_node.errors import NodeAlreadyRunning, UsageError
+from noloco_node.errors import NodeAlreadyRunning, NolocoError, UsageError
 from noloco_node.host import forks
 
 MAX_SOCKET_PATH_BYTES = 107
 """sockaddr_un holds 108 bytes on Linux, the last of them a zero."""
+_TRY_S = 0.03
+_TRIES, _CHANGE_TRIES = 5, 300
+"""`holder` has the lock for a moment, another command of a run's author for a second or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ class Home:
         forks.own(descriptor)
         try:
             with writing(self.lock_file):  # not every file system of a network has locks
-                is_free = _locked(descriptor)
+                is_free = _locked(descriptor, _TRIES)
             if not is_free:
                 pid = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
                 raise NodeAlreadyRunning(
@@ -113,6 +116,18 @@ class Home:
                     fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that has just begun may not have closed its copy
                 forks.close(descriptor)
 
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """For a command of the author, beside a node: two that read one amendment would sign two of the same version.
+        Raises NolocoError where another one does not end."""
+        with open_file(self.identity) as key:  # which nothing replaces
+            is_free = True
+            with suppress(OSError):  # some file systems of a network lock only what may be written
+                is_free = _locked(key.fileno(), _CHANGE_TRIES)
+            if not is_free:
+                raise NolocoError(f"another command is changing a run in {self.root}: wait for it, or end it")
+            yield
+
     def holder(self) -> str | None:
         """The pid of the node that runs in this home, None where none does."""
         try:
@@ -126,13 +141,12 @@ class Home:
         return None
 
 
-def _locked(descriptor: int) -> bool:
-    """Take the lock, with a few tries: `holder` may have it for a moment."""
-    for _ in range(5):
+def _locked(descriptor: int, tries: int) -> bool:
+    for _ in range(tries):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(0.03)
+            time.sleep(_TRY_S)
         else:
             return True
     return False

@@ -1,6 +1,7 @@
 """The verbs with which a run's author says who takes part, and changes the run later."""
 
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -99,6 +100,34 @@ def test_each_change_is_a_version_more_and_keeps_those_before(home: Home, capsys
     capsys.readouterr()
     assert main(["runs"]) == 0
     assert "amended (6): 300 rounds, swaps auto, 1 taken out" in capsys.readouterr().out
+
+
+def test_of_two_commands_at_once_one_waits_for_the_other(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else both would sign a first version, and one of the two changes would be lost."""
+    folder, sign = home.run(started(home).run_id), amendment.sign
+    other = threading.Thread(target=main, args=(["revoke", STRANGER.peer_id],))
+
+    def interrupted(newer: amendment.Amendment, author: Identity) -> amendment.SignedAmendment:
+        if other.ident is None:
+            other.start()
+            other.join(0.3)  # without waiting it is done by then
+        return sign(newer, author)
+
+    monkeypatch.setattr(amendment, "sign", interrupted)
+    assert main(["revoke", GUEST.peer_id]) == 0
+    other.join()
+    found = signed_file.read(folder).amendment
+    assert found and found.version == 2 and set(found.revoked) == {GUEST.peer_id, STRANGER.peer_id}
+
+
+def test_one_that_does_not_end_is_not_waited_for_forever(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started(home)
+    monkeypatch.setattr("noloco_node.host.home._TRY_S", 0.0)
+    with home.changing():
+        assert main(["revoke", GUEST.peer_id]) == 1
+    assert "another command is changing a run" in capsys.readouterr().err
 
 
 def test_join_takes_the_token_from_the_line_or_by_itself(tmp_path: Path) -> None:
