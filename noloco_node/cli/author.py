@@ -242,10 +242,10 @@ def _changes(args: argparse.Namespace, file: "RunFile") -> dict[str, object]:
 @contextmanager
 def _own_run(args: argparse.Namespace, word: str | None) -> "Iterator[tuple[Home, RunFile, Identity]]":
     """A run of this home that its node's key has signed: the one named, else the latest. No other command changes it
-    meanwhile."""
+    meanwhile. Raises Incompatible where a newer version has amended it."""
     from noloco_node.base.identity import Identity
     from noloco_node.checkpoints import kept_runs
-    from noloco_node.run import signed_file
+    from noloco_node.run import amendment, signed_file
 
     home = home_of(args)
     there = kept_runs.kept(home, None)
@@ -262,6 +262,7 @@ def _own_run(args: argparse.Namespace, word: str | None) -> "Iterator[tuple[Home
                 f"only its author, {file.signed.author}, can do this in {file.run.label}: name that node's home with "
                 "--home"
             )
+        amendment.read(folder, file.run.run_id, author.peer_id)
         yield home, file, author
 
 

@@ -43,6 +43,8 @@ class RunRules:
         self._manifest = verify(signed)
         self._newest: Amendment | None = None
         self._read_at = -1
+        self._keeps = True
+        """Whether the amendment in the folder may be replaced: not where a newer version of the program wrote it."""
         self._asked: dict[str, float] = {}
         self._misses: dict[str, int] = {}
         """How often, in a row, a peer that states a version did not know the run, or has what cannot be read here."""
@@ -94,7 +96,13 @@ class RunRules:
         if written_at == self._read_at:
             return False
         self._read_at = written_at
-        found = amendment.read(self._folder, self._manifest.run_id, self.signed.author)
+        try:
+            found = amendment.read(self._folder, self._manifest.run_id, self.signed.author)
+        except Incompatible as error:
+            self._keeps = False
+            self._cannot_read(error)
+            return False
+        self._keeps = True
         return found is not None and self._follow(*found)
 
     def take(self, found: SignedAmendment) -> bool:
@@ -105,7 +113,8 @@ class RunRules:
                 log.warning("its author amended it in two homes; others follow the other one, %s", newer.words())
             return False
         try:
-            amendment.write(self._folder, found)
+            if self._keeps:
+                amendment.write(self._folder, found)
         except NolocoError as error:
             log.warning("an amendment of the run is followed, but not kept: %s", error)
         return self._follow(found, newer)
@@ -147,9 +156,7 @@ class RunRules:
         except NotAdmitted:
             blame(peer, BAD)
         except Incompatible as error:
-            if self.unreadable is None:
-                log.warning("%s", error)
-            self.unreadable = str(error)
+            self._cannot_read(error)
             self._missed(peer)
         else:
             if not found:  # it has just been started again, and does not know the run yet
@@ -160,6 +167,11 @@ class RunRules:
                 blame(peer, BAD)
             else:
                 self._asked.pop(peer, None)
+
+    def _cannot_read(self, error: Incompatible) -> None:
+        if self.unreadable is None:
+            log.warning("%s", error)
+        self.unreadable = str(error)
 
     def _missed(self, peer: str) -> None:
         remember(self._misses, peer, self._misses.get(peer, 0) + 1, MAX_REMEMBERED)

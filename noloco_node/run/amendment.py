@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from noloco_node.base import atomic_files, identity
 from noloco_node.base.identity import Identity, is_peer_id
-from noloco_node.errors import Incompatible, NolocoError, NotAdmitted
+from noloco_node.errors import Incompatible, NotAdmitted
 from noloco_node.run.schema import MAX_ROUNDS, Manifest, Table
 
 NAME = "amendment.json"
@@ -103,7 +103,8 @@ def apply(run: Manifest, amendment: Amendment | None) -> Manifest:
 
 
 def read(folder: Path, run_id: str, author: str) -> tuple[SignedAmendment, Amendment] | None:
-    """That of a run's folder; None where there is none. A damaged one is set aside."""
+    """That of a run's folder; None where there is none. A damaged one is set aside. Raises Incompatible where this
+    version cannot read it: it stays, for the version that can."""
 
     def checked(found: object) -> tuple[SignedAmendment, Amendment]:
         match found:
@@ -111,7 +112,7 @@ def read(folder: Path, run_id: str, author: str) -> tuple[SignedAmendment, Amend
                 signed = SignedAmendment(document.encode(), bytes.fromhex(signature))
                 try:
                     return signed, verify(signed, run_id, author)
-                except NolocoError as error:
+                except NotAdmitted as error:
                     raise ValueError(str(error)) from None
         raise ValueError("it is not what noloco-node writes")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from noloco_node.base import atomic_files
-from noloco_node.errors import NolocoError, UsageError
+from noloco_node.errors import Incompatible, NolocoError, UsageError
 from noloco_node.run import amendment, manifest
 from noloco_node.run.amendment import Amendment
 from noloco_node.run.manifest import Signed
@@ -28,7 +28,7 @@ _REMEDY = "restore it from a copy. In a home, a node that joins the run writes a
 class RunFile:
     signed: Signed
     run: Manifest
-    """As its author amended it, where that is known beside the file."""
+    """As its author amended it, where that is known beside the file and this version can read it."""
     trained: dict[str, Any]
     """What an export says of itself. Not signed: anybody may have written it."""
     amendment: Amendment | None = None
@@ -69,10 +69,12 @@ def read(folder: Path) -> RunFile:
     signed, trained = found
     try:
         run = manifest.verify(signed)
-        _, newest = amendment.read(folder, run.run_id, signed.author) or (None, None)
-        return RunFile(signed, amendment.apply(run, newest), trained, newest)
     except NolocoError as error:
         raise UsageError(f"{path} is not valid: {error}") from None
+    newest = None
+    with suppress(Incompatible):  # a node says so (peers/run_rules.py), and who amends it again hears it
+        _, newest = amendment.read(folder, run.run_id, signed.author) or (None, None)
+    return RunFile(signed, amendment.apply(run, newest), trained, newest)
 
 
 def _checked(found: object) -> tuple[Signed, dict[str, Any]]:

@@ -130,6 +130,21 @@ def test_one_that_does_not_end_is_not_waited_for_forever(
     assert "another command is changing a run" in capsys.readouterr().err
 
 
+def test_what_a_newer_version_amended_is_not_amended_by_this_one(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = started(home)
+    path = home.run(run.run_id) / amendment.NAME
+    document = amendment.Amendment(run=run.run_id, version=7).canonical().replace(b"{", b'{"later":1,')
+    author = Identity.load_or_create(home.identity)
+    amendment.write(path.parent, amendment.SignedAmendment(document, author.sign(b"noloco amendment v1\n" + document)))
+    before = path.read_bytes()
+    for words in (["revoke", GUEST.peer_id], ["invite", GUEST.peer_id], ["run", "amend", "mine", "--end-now"]):
+        assert main(words) == 12
+        assert "cannot read: update noloco-node" in capsys.readouterr().err
+    assert main(["runs"]) == 0 and path.read_bytes() == before
+
+
 def test_join_takes_the_token_from_the_line_or_by_itself(tmp_path: Path) -> None:
     from noloco_node.host import config
 

@@ -202,6 +202,20 @@ def test_what_this_version_cannot_read_is_no_peers_fault(
         honest.rules.take(signed)
 
 
+def test_one_of_a_newer_version_is_said_and_stays_for_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    document = version(4).document.replace(b"{", b'{"later":1,')
+    amendment.write(tmp_path, SignedAmendment(document, AUTHOR.sign(b"noloco amendment v1\n" + document)))
+    before = (tmp_path / amendment.NAME).read_bytes()
+    rules = RunRules(tmp_path, SIGNED)
+    assert rules.version == 0 and not rules.reread()
+    assert "cannot read: update" in caplog.text and "cannot read: update" in rules.health()[0].text
+    assert rules.take(version(3, rounds=200)) and rules.run.rounds == 200, "of a peer that is as old"
+    assert (tmp_path / amendment.NAME).read_bytes() == before
+    amendment.write(tmp_path, version(5, rounds=300))
+    assert rules.reread() and rules.take(version(6)), "by another program"
+    assert RunRules(tmp_path, SIGNED).version == 6
+
+
 def test_two_of_one_number_are_said_and_the_next_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Typed in two homes of the author's, as in a restored one."""
     rules = RunRules(tmp_path, SIGNED)

@@ -131,6 +131,18 @@ def test_a_damaged_or_forged_file_is_set_aside(folder: Path, text: str) -> None:
     assert path.with_name("amendment.json.damaged").read_text() == text and not path.exists()
 
 
+def test_one_of_a_newer_version_stays_for_it(folder: Path) -> None:
+    """A node that is of an older version for a while loses nothing."""
+    document = LATER.canonical().replace(b"{", b'{"later":1,')
+    amendment.write(folder, SignedAmendment(document, AUTHOR.sign(b"noloco amendment v1\n" + document)))
+    before = (folder / amendment.NAME).read_bytes()
+    assert signed_file.read(folder).amendment is None and signed_file.read(folder).run == RUN
+    with pytest.raises(Incompatible, match="update noloco-node"):
+        amendment.read(folder, RUN.run_id, AUTHOR.peer_id)
+    assert [path.name for path in folder.iterdir() if "amendment" in path.name] == [amendment.NAME]
+    assert (folder / amendment.NAME).read_bytes() == before
+
+
 @given(st.binary(max_size=400))
 def test_only_our_own_errors_come_out(document: bytes) -> None:
     try:
