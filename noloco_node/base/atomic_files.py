@@ -65,13 +65,16 @@ def _written_beside(path: Path, content: str | bytes, mode: int) -> Iterator[Pat
 
 
 def part_of(path: Path) -> Path:
-    """A temporary name for a file, used by nobody else. Those that killed processes left are removed."""
+    """A temporary name for a file or a folder, used by nobody else. Those that killed processes left are removed."""
     mine = path.with_name(f".{path.name}.{next(_numbers)}-{os.getpid()}.part")
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         pid = part.name.split(".")[-2].rpartition("-")[2]
         ended = pid.isdigit() and not Path("/proc", pid).exists()
         if ended or part == mine:  # our own pid may come again, as in containers
-            part.unlink(missing_ok=True)
+            if part.is_dir() and not part.is_symlink():
+                shutil.rmtree(part, ignore_errors=True)
+            else:
+                part.unlink(missing_ok=True)
     return mine
 
 

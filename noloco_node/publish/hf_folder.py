@@ -5,14 +5,13 @@
     noloco.json                                               the run's signed manifest, round and losses
     README.md                                                 the same for people
 
-Written under a temporary name beside the folder and then renamed, so a folder is complete. Only an earlier export is
-replaced, and only one without other files in it.
+Written under a temporary name beside the folder and then renamed, so a folder is complete; what a killed export left
+there, the next one removes. Only an earlier export is replaced, and only one without other files in it.
 """
 
 import errno
 import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +50,12 @@ def check(folder: Path) -> None:
 def write(folder: Path, trained: Trained, measured: Measured | None, history: History) -> None:
     """Raises UsageError, DiskFull, and leaves the folder untouched then."""
     check(folder)
+    folder = folder.resolve()  # a link to it stays one
     _require_room(folder, trained)
     with atomic_files.writing(f"an export into {folder}", _ELSEWHERE):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        fresh = atomic_files.part_of(folder)
+        fresh.mkdir()
         try:
             _fill(fresh, trained, measured, history)
             _put_in_place(fresh, folder)
@@ -78,7 +79,7 @@ def _put_in_place(fresh: Path, folder: Path) -> None:
     if not folder.exists() or not any(folder.iterdir()):
         fresh.rename(folder)
         return
-    earlier = fresh.with_name(f"{fresh.name}.earlier")
+    earlier = atomic_files.part_of(folder)
     folder.rename(earlier)
     fresh.rename(folder)
     shutil.rmtree(earlier, ignore_errors=True)

@@ -275,6 +275,29 @@ def test_it_takes_the_place_of_an_earlier_export_and_of_nothing_else(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "model"]
 
 
+def test_it_removes_what_a_killed_export_to_the_same_place_left(
+    made: Left, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("model", ".model.0-4194305.part", ".model.1-4194305.part", ".other.0-4194305.part", ".model-mine"):
+        shutil.copytree(exported, tmp_path / name)
+    told(capsys, "export", "--to", str(tmp_path / "model"), "--home", str(made.home.root))
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [".model-mine", ".other.0-4194305.part", "model"]
+
+
+def test_where_a_link_leads_the_export_lies_there(
+    made: Left, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As to a larger disk."""
+    there, link = tmp_path / "large" / "model", tmp_path / "model"
+    there.mkdir(parents=True)
+    link.symlink_to(there)
+    for _ in "first", "again":
+        told(capsys, "export", "--to", str(link), "--home", str(made.home.root))
+        assert link.is_symlink() and (there / "model.safetensors").exists()
+    assert sorted(path.name for path in (*tmp_path.iterdir(), *there.parent.iterdir())) == ["large", "model", "model"]
+
+
 @pytest.mark.parametrize(
     "case",
     [
