@@ -225,7 +225,11 @@ def _from_hub(repository: str, commit: str) -> FileTokenizer:
     name = "tokenizer.json"
     kept = try_to_load_from_cache(repository, name, revision=commit)
     if isinstance(kept, str):  # else it is not known, or known to be absent
-        return FileTokenizer(sources.read_tokenizer(Path(kept)))
+        try:
+            return FileTokenizer(sources.read_tokenizer(Path(kept)))
+        except UsageError as error:
+            file = Path(kept).resolve()
+            raise UsageError(f"{error}. If {file} is damaged, delete it: then it is fetched again") from None
     try:
         there = get_hf_file_metadata(hf_hub_url(repository, name, revision=commit))
         sources.check_size(there.size or 0, f"the tokenizer of {repository}")  # without a size it is not downloaded

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -167,6 +168,12 @@ def test_a_tokenizer_that_is_refused_does_not_fill_the_disk(tmp_path: Path, monk
         assert tokens.load(name, None).vocabulary == 300
         asked = len(hub.asked)
         assert tokens.load(name, None).vocabulary == 300 and len(hub.asked) == asked, "what is kept needs no network"
+        (damaged,) = cache.rglob("blobs/1")
+        damaged.write_bytes(tokenizer_json()[:100])
+        with pytest.raises(UsageError, match=re.escape(f"If {damaged} is damaged, delete it")):
+            tokens.load(name, None)
+        damaged.unlink()
+        assert tokens.load(name, None).vocabulary == 300
 
 
 def split(tokens: list[int], end: int) -> list[list[int]]:
