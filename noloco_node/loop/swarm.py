@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from noloco_node.views.status import StatusView
 
 ANSWER_S = 10.0
+_SIGNALS = signal.SIGTERM, signal.SIGHUP
+"""Which end a script that has no handler of its own for them."""
 
 T = TypeVar("T")
 
@@ -112,8 +114,10 @@ class Swarm:
         # where the script ends without leaving: as atexit runs its functions, asyncio can start no thread any more
         end = weakref.WeakMethod(self._end)  # which holds no model that its loop has dropped
         threading._register_atexit(lambda: (still := end()) and still())  # type: ignore[attr-defined]
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, _ends)  # a service or a container that is stopped loses nothing, as at Ctrl-C
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:  # a service, a container or a terminal that ends loses nothing, as at Ctrl-C
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    signal.signal(number, _ends)
         self._thread.start()
         try:
             self._wait(0.0, enters=True)
@@ -151,8 +155,9 @@ class Swarm:
         """Leaves as Ctrl-C does: a swap under way may end, and a checkpoint is written. Where the run is over, the node
         has ended by itself."""
         self._end()
-        if signal.getsignal(signal.SIGTERM) is _ends:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in _SIGNALS:
+            if signal.getsignal(number) is _ends:
+                signal.signal(number, signal.SIG_DFL)
         if found := error or self._fault:
             self._fail(found)
         if self._fault and kind is None:
@@ -238,6 +243,8 @@ class Swarm:
 
 
 def _ends(number: int, _: FrameType | None) -> NoReturn:
+    if number == signal.SIGHUP:  # a terminal that is closed may send it twice
+        signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 

@@ -97,12 +97,16 @@ def test_a_loop_that_is_interrupted_saves_and_goes_on_later(real_nodes: RealNode
     assert again.printed("over: (False)"), "it left after its 15 steps"
 
 
-def test_a_loop_that_is_terminated_has_saved_and_left(real_nodes: RealNodes) -> None:
-    """As by a service manager or a container."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_loop_that_is_terminated_has_saved_and_left(real_nodes: RealNodes, number: signal.Signals) -> None:
+    """As by a service manager, a container, or a terminal that is closed."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would hand it on as ignored
     node = real_nodes.node("author", "start", run_of(real_nodes))
+    signal.signal(signal.SIGHUP, before)
     until(lambda: node.round() >= 2, "two rounds")
-    node.process.terminate()
-    assert node.process.wait(30) == 128 + signal.SIGTERM
+    for _ in range(2 if number is signal.SIGHUP else 1):  # a terminal may send it twice
+        node.process.send_signal(number)
+    assert node.process.wait(30) == 128 + number
     reached = node.events("PhaseDone")[-1]["round"]
     assert node.printed(rf"its checkpoint of round ({reached}) ")
 
