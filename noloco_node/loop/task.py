@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from noloco_node.errors import OutOfMemory, UsageError
 from noloco_node.loop.turns import Turns
@@ -181,7 +182,8 @@ class LoopOptimizer(Optimizer):
     MOMENTS = "exp_avg", "exp_avg_sq"
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, before_step: Callable[[], None]) -> None:
-        """`before_step` is called by the loop's thread before it changes weights and moments."""
+        """`before_step` is called by the loop's thread before an optimizer changes these weights: this one, or another
+        that has some of them."""
         self._parameters = [p for _, p in model.parameters(module)]
         self._adamw: Any = optimizer
         self.held = 0
@@ -190,10 +192,16 @@ class LoopOptimizer(Optimizer):
         for p in self._parameters:  # a vector has them in one order, whatever the model had
             moments = optimizer.state.get(p, {})
             moments.update({name: of.contiguous() for name, of in moments.items() if isinstance(of, Tensor)})
-        self._hook = optimizer.register_step_pre_hook(lambda *_: before_step())
+        ours = {id(p) for p in self._parameters}
+
+        def about_to_step(which: torch.optim.Optimizer, *_: object) -> None:
+            if any(id(p) in ours for group in which.param_groups for p in group["params"]):
+                before_step()
+
+        self._hook = register_optimizer_step_pre_hook(about_to_step)
 
     def close(self) -> None:
-        """The optimizer outlives the node, and holds nothing of it any more."""
+        """Optimizers outlive the node, and hold nothing of it any more."""
         self._hook.remove()
 
     @property

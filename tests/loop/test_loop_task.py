@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from noloco_node.errors import NonFinite, OutOfMemory, UsageError
 from noloco_node.loop.swarm import _flags, join
@@ -197,6 +198,21 @@ def test_a_copy_of_the_state_is_as_it_was_before_the_loops_next_step() -> None:
     mine.turns.close()
 
 
+def test_a_copy_is_secured_before_any_optimizer_changes_a_weight_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a checkpoint would have the weights of two moments, where another one than the loop named steps first."""
+    mine, secured = Mine(small()), list[str]()
+    monkeypatch.setattr(mine.replica.copies, "secure", secured.append)
+    another, stranger = (torch.optim.SGD(made.parameters(), lr=0.1) for made in (mine.module[2], small()))
+    stranger.step()
+    assert secured == []
+    another.step()
+    assert secured == ["theta", "moments"]
+    mine.turns.close()
+    mine.replica.close()
+    another.step()
+    assert secured == ["theta", "moments"]
+
+
 def test_weights_that_the_loop_broke_become_the_slow_ones_again() -> None:
     mine = Mine(small())
     mine.step()
@@ -302,12 +318,14 @@ def test_an_evaluation_that_does_not_fit_is_not_tried_for_ever() -> None:
 
 
 def test_an_optimizer_outlives_its_node_and_holds_nothing_of_it() -> None:
+    before = {*_global_optimizer_pre_hooks}
     mine = Mine(small())
     mine.step()
-    assert mine.optimizer._optimizer_step_pre_hooks
+    ours = {*_global_optimizer_pre_hooks} - before
+    assert ours
     mine.turns.close()
     mine.replica.close()
-    assert not mine.optimizer._optimizer_step_pre_hooks
+    assert not ours & {*_global_optimizer_pre_hooks}
 
 
 def test_without_an_evaluation_nothing_is_measured() -> None:
