@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.addresses import Address
 from noloco_node.cli import log_setup
-from noloco_node.errors import SwarmUnreachable, UsageError
+from noloco_node.errors import Incompatible, SwarmUnreachable, UsageError
 from noloco_node.host import config, remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
@@ -158,12 +158,16 @@ def _check_device(settings: NodeConfig) -> None:
 
 
 def _earlier(home: Home, run_id: str | None) -> "RunFile | None":
-    """The run of this id, or of one that begins so, if this node was in it before."""
+    """The run of this id, or of one that begins so, if this node was in it before. Raises Incompatible where only a
+    newer version can read it."""
     from noloco_node.run import signed_file
 
     for folder in home.root.glob(f"runs/{run_id}*") if run_id else ():
-        with suppress(UsageError):  # a damaged file is written again when the run is found
+        try:
             return signed_file.read(folder)
+        except UsageError as error:  # a damaged file is written again when the run is found
+            if isinstance(error.__cause__, Incompatible):
+                raise error.__cause__ from None
     return None
 
 

@@ -70,7 +70,7 @@ def read(folder: Path) -> RunFile:
     try:
         run = manifest.verify(signed)
     except NolocoError as error:
-        raise UsageError(f"{path} is not valid: {error}") from None
+        raise UsageError(f"{path} is not valid: {error}") from error
     newest = None
     with suppress(Incompatible):  # a node says so (peers/run_rules.py), and who amends it again hears it
         _, newest = amendment.read(folder, run.run_id, signed.author) or (None, None)

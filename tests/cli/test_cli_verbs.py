@@ -1,5 +1,6 @@
 """Each verb from the outside: its text, its JSON, its exit code."""
 
+import hashlib
 import json
 import logging
 import os
@@ -22,6 +23,8 @@ from noloco_node.host.home import Home
 from noloco_node.run import amendment, invitation, manifest, signed_file, toml
 from noloco_node.run.amendment import Amendment
 from noloco_node.run.invitation import Invitation
+from noloco_node.run.manifest import Signed
+from noloco_node.run.schema import Manifest
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -314,6 +317,20 @@ def test_peers_seen_earlier_are_no_bootstrap_nodes(node, home, address, capsys):
     assert "joining through peers seen earlier" in capsys.readouterr().out
     assert main(["join", "--bootstrap", address]) == 0
     assert (node.calls[1][0].bootstrap, node.calls[1][0].seen) == ((parse(address),), ())
+
+
+def test_join_says_that_a_newer_version_made_its_run(node, home, capsys):
+    """As where a node is of an older version for a while."""
+    author = Identity.load_or_create(home.create().identity)
+    newer = manifest.sign(Manifest(name="mine"), author).manifest.replace(b'"inner":{', b'"inner":{"a_later_key":1,')
+    signed = Signed(newer, author.peer_id, author.sign(b"noloco manifest v1\n" + newer))
+    run_id = hashlib.sha256(newer).hexdigest()
+    home.run(run_id).mkdir(parents=True)
+    (home.run(run_id) / signed_file.NAME).write_text(signed_file.text(signed))
+    remembered.keep(home, {}, run_id, author.peer_id)
+    assert main(["join"]) == 12 and node.calls == []
+    said = "the run was made by a newer version of noloco-node, which knows inner.a_later_key: update this one\n"
+    assert capsys.readouterr().err == said
 
 
 def test_join_of_a_run_that_is_over(node, home, address, capsys):
