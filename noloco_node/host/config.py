@@ -302,7 +302,7 @@ def resolve(
     named, home_toml = _invited(_named(environ), "NOLOCO_INVITATION: "), _invited(home_toml, "node.toml: ")
     kept = _known(remembered.fitting(kept or {}, {**home_toml, **named, **given}))
     found: dict[str, Any] = {"home": home_dir(str(home) if home else None, environ)}
-    found |= _read(kept, str, "remembered.json: ")
+    found |= _remembered({key: value for key, value in kept.items() if key not in {**home_toml, **named, **given}})
     found |= _read(home_toml, str, "node.toml: ")
     found |= _read(named, _variable)
     found |= _read(given, lambda key: f"--{key.replace('_', '-')}")
@@ -422,6 +422,13 @@ def _read(source: Mapping[str, object], spelled: Callable[[str], str], where: st
             names = map(spelled, _PARSERS)
             raise UsageError(f"{where}{shown(spelled(key))[1:-1]} is not known, {did_you_mean(spelled(key), names)}")
     return {key: _parsed(key, value, f"{where}{spelled(key)}") for key, value in source.items()}
+
+
+def _remembered(kept: Mapping[str, object]) -> dict[str, object]:
+    try:
+        return _read(kept, str, "remembered.json: ")
+    except UsageError as error:
+        raise UsageError(f"{error}. Give this setting again, or `none`") from None
 
 
 def _known(kept: Mapping[str, object]) -> dict[str, object]:

@@ -61,11 +61,13 @@ def keep(home: Home, given: Mapping[str, object], run_id: str, author: str, port
 
 
 def _from_anywhere(key: str, value: object) -> object:
-    """Files by their whole path: the next `join` may be typed in another folder."""
+    """Files by their whole path: the next `join` may be typed in another folder; not where its name cannot be typed."""
     if key not in _FILES:
         return value
     names = value if isinstance(value, list | tuple) else [value]
     whole = [str(Path(str(name)).expanduser().absolute()) for name in names]
+    if not all(map(str.isprintable, whole)):
+        return value
     return whole if isinstance(value, list | tuple) else whole[0]
 
 

@@ -127,8 +127,20 @@ def test_a_damaged_file_is_set_aside_and_a_wrong_value_named(home: Home) -> None
     assert load(home).run is None
     assert path.with_name("remembered.json.damaged").exists()
     path.write_text(json.dumps({"threads": "two"}))
-    with pytest.raises(UsageError, match=r"remembered\.json: threads must be a whole number"):
+    with pytest.raises(UsageError, match=r"remembered\.json: threads must be a whole number.*Give this setting again"):
         load(home)
+    assert load(home, threads="2").threads == 2 and load(home, threads="none").threads is None
+
+
+def test_a_folder_whose_name_cannot_be_typed_locks_nobody_out(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A setting's value has to be printable, and there the whole path is not."""
+    (folder := tmp_path / "of an old disk\udcfc").mkdir()
+    (folder / "corpus.txt").write_text("text")
+    monkeypatch.chdir(folder)
+    remembered.keep(home, load(home, data=["corpus.txt"]).given, RUN, PEER)
+    assert load(home).data == ("corpus.txt",)
 
 
 def test_what_a_newer_version_remembered_is_left_out(home: Home, caplog: pytest.LogCaptureFixture) -> None:
