@@ -77,7 +77,14 @@ class Home:
 
     def create(self) -> "Home":
         """Make the directory, for its user alone. Raises UsageError where a node could not use it."""
-        length = len(os.fsencode(self.socket))
+        length = len(raw := os.fsencode(self.socket))
+        try:
+            raw.decode()
+        except UnicodeDecodeError:
+            raise UsageError(
+                f"the name of {self.root} is not UTF-8, and no checkpoint can be read there: name another directory "
+                "with --home or NOLOCO_HOME"
+            ) from None
         if length > MAX_SOCKET_PATH_BYTES:
             raise UsageError(
                 f"{self.root} is too long for a control socket ({length} bytes, {MAX_SOCKET_PATH_BYTES} are possible): "

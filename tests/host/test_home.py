@@ -72,6 +72,14 @@ def test_it_is_made_for_its_user_alone(tmp_path):
     assert Home(tmp_path / "open").create().root.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_name_in_which_no_checkpoint_could_be_read_is_refused_at_once(tmp_path):
+    """safetensors opens no such path: a node would train, save, and come back with nothing."""
+    with pytest.raises(UsageError, match=r"is not UTF-8, .*name another directory"):
+        Home(tmp_path / os.fsdecode(b"\xfc")).create()
+    assert list(tmp_path.iterdir()) == []
+    assert Home(tmp_path / "a b%20\n\u00fc").create().root.is_dir()
+
+
 def test_a_second_node_is_told_the_pid_of_the_first(tmp_path, another_process_holds):
     home = Home(tmp_path).create()
     assert home.holder() is None
