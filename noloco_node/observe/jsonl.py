@@ -1,7 +1,8 @@
 """JSON lines in a run's folder: `events.jsonl` has each event, `metrics.jsonl` the figures of status once a minute.
 
 A file that is full becomes `<name>.1`, the one before it `<name>.2`; older ones are removed. A full disk costs lines,
-never the node: the first failure is logged and the file is given up.
+never the node: the first failure is logged, and later lines are tried again. A file that could not even be opened at
+the start is given up.
 """
 
 import json
@@ -37,20 +38,26 @@ class JsonLines(RotatingFileHandler):
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         super().__init__(path, maxBytes=max_bytes, backupCount=KEPT, encoding="utf-8", delay=True)
         self._over = False
+        self._failed = self._fails = False
+        """Whether the line before the last one, and the last one, could not be written."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             refuse_fifo(path)
             self.stream = self._open()  # at once, so that a failure is logged at the start
         except OSError as error:
-            self._give_up(error)
+            log.warning("no lines are written to %s: %s", self.baseFilename, error.strerror)
+            self.close()
 
     def write(self, record: Mapping[str, Any]) -> None:
         if not self._over:
+            self._failed, self._fails = self._fails, False
             self.emit(logging.makeLogRecord({"msg": json.dumps(record)}))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
         if isinstance(error := sys.exc_info()[1], OSError):
-            self._give_up(error)
+            self._fails = True
+            if not self._failed:
+                log.warning("no lines are written to %s for now: %s", self.baseFilename, error.strerror)
         else:
             super().handleError(record)
 
@@ -58,10 +65,6 @@ class JsonLines(RotatingFileHandler):
         self._over = True
         with suppress(OSError):  # a loss has been logged already
             super().close()
-
-    def _give_up(self, error: OSError) -> None:
-        log.warning("no more lines are written to %s: %s", self.baseFilename, error.strerror)
-        self.close()
 
 
 def figures(view: StatusView, at: float) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """JSON lines that outlive the node and do not fill its disk."""
 
+import errno
 import json
 import logging
 import os
@@ -59,9 +60,28 @@ def test_a_disk_that_is_full_costs_lines_only(caplog):
     with caplog.at_level(logging.WARNING):
         lines.write({"number": 1})
         lines.write({"number": 2})
+        lines.close()
     assert [record.message for record in caplog.records] == [
-        "no more lines are written to /dev/full: No space left on device"
+        "no lines are written to /dev/full for now: No space left on device"
     ]
+
+
+def test_a_disk_that_has_room_again_gets_lines_again(tmp_path, caplog):
+    """A node runs for months: it should not need a restart for that."""
+    lines = JsonLines(tmp_path / "events.jsonl")
+    write, free = lines.stream.write, [100, 0, 0, 100, 100]
+
+    def written(text: str) -> int:
+        if not free.pop(0):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(text)
+
+    lines.stream.write = written
+    for number in range(5):
+        lines.write({"number": number})
+    lines.close()
+    assert [line["number"] for line in read(tmp_path / "events.jsonl")] == [0, 3, 4]
+    assert len(caplog.records) == 1
 
 
 def test_a_place_where_no_file_can_be_costs_lines_only(tmp_path, caplog):
@@ -81,7 +101,7 @@ def test_a_fifo_in_its_place_costs_lines_only(tmp_path, caplog):
     os.mkfifo(tmp_path / "events.jsonl")
     events = JsonLines(tmp_path / "events.jsonl")
     events.write({"a": 1})
-    assert "no more lines are written" in caplog.text and "not a regular file" in caplog.text
+    assert "no lines are written" in caplog.text and "not a regular file" in caplog.text
 
 
 def test_the_figures_of_a_minute(tmp_path):
