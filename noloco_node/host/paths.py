@@ -32,6 +32,7 @@ def inventory(home: Home) -> Iterator[Item]:
         ("known peers", root / "peers.json"),
         ("known authors", root / "authors.json"),
         ("token files", home.data),
+        ("fetched states", root / "gathered"),
     ):
         yield Item(what, path, size_of(path))
     for run in runs(home):

@@ -170,13 +170,13 @@ class Collector:
 
     def _fresh_folder(self, sizes: Sequence[int]) -> Path:
         """`sizes`: parameters of each state. Raises DiskFull, UsageError."""
+        shutil.rmtree(self._home, ignore_errors=True)  # a killed export's take room, too
         needed, free = _PLACE_BYTES * sum(sizes), atomic_files.free_bytes(self._home)
         if free is not None and free < needed:
             raise DiskFull(
                 f"the disk is full: {len(sizes)} states need {size(needed)} in {self._home} and {size(free)} are left. "
                 "Free some space, or average fewer"
             )
-        shutil.rmtree(self._home, ignore_errors=True)
         try:
             self._home.mkdir(mode=0o700)
             return Path(tempfile.mkdtemp(dir=self._home))

@@ -143,6 +143,18 @@ def test_the_disk_must_have_room_for_the_states_of_all_stages(tmp_path: Path, mo
     assert "the disk is full: 5 states need" in (asyncio.run(story()).failure or "")
 
 
+def test_what_a_killed_export_left_makes_room_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (left := tmp_path / collect.FOLDER / "abc").mkdir(parents=True)
+    monkeypatch.setattr(collect.atomic_files, "free_bytes", lambda _: 0 if left.exists() else 1 << 40)
+
+    async def story() -> GatherView:
+        network = DonorNetwork()
+        await network.donor("honest", Owner(numbers(1)))
+        return await gather(network, tmp_path, [record("honest")], 1)
+
+    assert len(asyncio.run(story()).states) == 2
+
+
 def test_a_node_whose_own_weights_are_not_finite_says_so(tmp_path: Path) -> None:
     async def story() -> GatherView:
         network = DonorNetwork()
