@@ -78,7 +78,7 @@ def _kept(folder: Path, held: str | None) -> KeptRun:
 
 
 def _written(folder: Path) -> Iterator[float]:
-    for path in folder.rglob("*"):
+    for path in paths.files_below(folder):
         with suppress(OSError):  # it was just removed
             yield path.stat().st_mtime
 

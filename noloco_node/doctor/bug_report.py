@@ -152,7 +152,8 @@ def _names(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def mask(home: Home, environ: Mapping[str, str]) -> Mask:
-    tokens = [line.strip() for path in home.root.glob("**/*.token") for line in _text(path).splitlines()]
+    kept = (path for path in paths.files_below(home.root) if path.suffix == ".token")
+    tokens = [line.strip() for path in kept for line in _text(path).splitlines()]
     values = [value for name, value in environ.items() if _SECRET_NAME.search(name)]
     known = {home.root: "<home>", Path.home(): "~"}
     places = {str(path): shown for place, shown in known.items() for path in (place.resolve(), place)}

@@ -1,5 +1,6 @@
 """Where the files of a node lie, and how much disk each takes: what `paths` shows."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,11 +52,17 @@ def runs(home: Home) -> list[Path]:
 
 def size_of(path: Path) -> int | None:
     if path.is_dir():
-        return sum(filter(None, map(_bytes, path.rglob("*"))))
+        return sum(filter(None, map(_bytes, files_below(path))))
     own = _bytes(path)
     if own is None or path.suffix not in (".log", ".jsonl"):
         return own
     return own + sum(filter(None, map(_bytes, path.parent.glob(f"{path.name}.*"))))
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Also where a node removes folders meanwhile, as old checkpoints: up to Python 3.12 `rglob` raises then."""
+    for place, _, names in os.walk(folder):
+        yield from (Path(place, name) for name in names)
 
 
 def _bytes(path: Path) -> int | None:

@@ -1,6 +1,7 @@
 """The runs that a home holds: what is said of each, and that only those that are named are removed."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from noloco_node.base.identity import Identity
 from noloco_node.checkpoints import kept_runs, listing
 from noloco_node.errors import NodeAlreadyRunning, UsageError
+from noloco_node.host import paths
 from noloco_node.host.home import Home
 from noloco_node.run import manifest, signed_file
 from noloco_node.run.schema import Manifest
@@ -44,6 +46,21 @@ def test_what_is_said_of_each(home: Home) -> None:
     assert there[over].bytes > 300 and (there[over].active_at or 0) > 1e9
     assert (there["x"].label, there["x"].rounds, there["x"].active_at, there["x"].bytes) == ("x", None, None, 0)
     assert all(run.running for run in kept_runs.kept(home, held="")), "a node is starting here, in one of them"
+
+
+def test_a_checkpoint_that_a_node_removes_meanwhile_does_not_count(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = was_in(home, "one", 3)
+    old, scandir = home.run(run_id) / "checkpoints" / "100", os.scandir
+    old.mkdir()
+
+    def removing(path: Any) -> Any:
+        if Path(path) == old:
+            old.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", removing)
+    assert [run.run_id for run in kept_runs.kept(home, None)] == [run_id] and not old.exists()
+    assert {item.run_id for item in paths.inventory(home)} == {None, run_id}
 
 
 def test_only_those_that_are_named_are_removed(home: Home) -> None:
