@@ -76,7 +76,8 @@ class Home:
         return self.root / "runs" / run_id
 
     def create(self) -> "Home":
-        """Make the directory, for its user alone. Raises UsageError where a node could not use it."""
+        """Make the directory, for its user alone unless it was there with something in it. Raises UsageError where a
+        node could not use it."""
         length = len(raw := os.fsencode(self.socket))
         try:
             raw.decode()
@@ -92,8 +93,9 @@ class Home:
             )
         with writing(self.root):
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with suppress(PermissionError):  # a mounted volume may belong to root; key and socket have their own modes
-                self.root.chmod(0o700)
+            if not any(self.root.iterdir()):  # others may use it too, as /tmp; key and socket have their own modes
+                with suppress(PermissionError):  # a mounted volume may belong to root
+                    self.root.chmod(0o700)
         return self
 
     @contextmanager

@@ -72,6 +72,13 @@ def test_it_is_made_for_its_user_alone(tmp_path):
     assert Home(tmp_path / "open").create().root.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_folder_that_others_use_too_is_not_closed_to_them(tmp_path):
+    """As where root names /tmp or /home."""
+    (tmp_path / "shared" / "theirs").mkdir(parents=True)
+    (tmp_path / "shared").chmod(0o1777)
+    assert Home(tmp_path / "shared").create().root.stat().st_mode & 0o7777 == 0o1777
+
+
 def test_a_name_in_which_no_checkpoint_could_be_read_is_refused_at_once(tmp_path):
     """safetensors opens no such path: a node would train, save, and come back with nothing."""
     with pytest.raises(UsageError, match=r"is not UTF-8, .*name another directory"):
