@@ -18,7 +18,7 @@ from noloco_node.views.status import Health
 
 TOKENS = ".tokens"
 SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", TOKENS)
-"""Files of a folder that are data; others are notes about it."""
+"""Files of a folder that are data, if they are not hidden; others are notes about it."""
 MAX_FILES = 100_000
 AWAITED_S = 300.0
 """From then on `status` says that data is waited for: a network comes back, a token that has expired does not."""
@@ -150,12 +150,12 @@ def _matching(name: str) -> Iterator[Path]:
 
 def _found(path: Path, name: str) -> Iterator[Path]:
     if path.is_dir():
-        found = [file for file in path.rglob("*") if file.name.endswith(SUFFIXES)]
+        found = [file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and not _hidden(file, path)]
     elif path.exists():
         found = [path]
     else:
         try:
-            found = list(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+            found = _fitting(path)
         except ValueError as error:
             raise UsageError(f"{shown(name)} is no pattern: {error}") from None
     files = [file for file in found if file.is_file()]
@@ -164,6 +164,21 @@ def _found(path: Path, name: str) -> Iterator[Path]:
     if not files:
         raise UsageError(f"there is no file {shown(name)} here: name files, a folder of them, or a pattern")
     yield from files
+
+
+def _fitting(pattern: Path) -> list[Path]:
+    """As a shell has it: nothing hidden, unless the pattern says so. A folder that is there is meant as it is written,
+    also `[old] texts`."""
+    folder, parts = Path(pattern.anchor), list(pattern.parts[1:])
+    while (folder / parts[0]).exists():
+        folder /= parts.pop(0)
+    says_so = any(part.startswith(".") for part in parts)
+    return [file for file in folder.glob("/".join(parts)) if says_so or not _hidden(file, folder)]
+
+
+def _hidden(file: Path, folder: Path) -> bool:
+    """Copies that other programs keep: `.ipynb_checkpoints`, or `._x.txt` of a Mac, which is no text."""
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def _absolute(name: str) -> Path:

@@ -339,6 +339,33 @@ def test_a_folder_that_this_user_may_not_enter_is_one_sentence(tmp_path: Path, m
         sources.find((str(tmp_path / "closed"),))
 
 
+def test_what_is_hidden_is_no_data_unless_it_is_named(tmp_path: Path) -> None:
+    """As the copies that other programs keep of a file: a Mac's are no text."""
+    for name in ("a.txt", "._a.txt", "in/b.txt", ".git/c.md", ".ipynb_checkpoints/a.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+
+    def found(*names: str) -> list[str]:
+        return [str(path.relative_to(tmp_path)) for path in sources.find(tuple(f"{tmp_path}/{name}" for name in names))]
+
+    assert found("") == found("**/*.txt") == ["a.txt", "in/b.txt"]
+    assert found("*.txt") == ["a.txt"] and found("._a.txt", ".git/*", ".i*/*") == [
+        "._a.txt",
+        ".git/c.md",
+        ".ipynb_checkpoints/a.txt",
+    ]
+    assert [path.name for path in sources.find((f"{tmp_path}/.git",))] == ["c.md"]
+
+
+def test_a_folder_that_is_there_is_meant_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its name looks like a pattern, or a pattern is typed in it."""
+    (folder := tmp_path / "[old] texts" / "*").mkdir(parents=True)
+    (folder / "a.txt").write_text("text")
+    monkeypatch.chdir(folder)
+    for name in ("*.txt", f"{folder}/?.txt", f"{folder.parent}/**/*.txt", f"{tmp_path}/*/*/a.txt"):
+        assert sources.find((name,)) == [folder / "a.txt"], name
+
+
 def test_a_column_that_is_not_there_or_holds_no_text(tmp_path: Path) -> None:
     path = parquet(tmp_path / "set.parquet", texts(100))
     with pytest.raises(UsageError, match="has no column 'content', the field that is read; there are: id, text"):
