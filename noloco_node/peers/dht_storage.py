@@ -70,14 +70,14 @@ class CheckedCalls:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._p2p, name)
 
-    async def add_protobuf_handler(self, name: str, handler: Any, *args: Any, **options: Any) -> None:
+    async def add_protobuf_handler(self, name: str, handler: Any, kind: Any, **options: Any) -> None:
         from hivemind.proto import dht_pb2
 
         async def handle(request: Any, context: Any) -> Any:
-            kind, peer = request.DESCRIPTOR.name, context.remote_id.to_base58()
-            place, limits = await self._place_of(peer), self._look_ups if kind == "FindRequest" else self._others
+            asked, peer = request.DESCRIPTOR.name, context.remote_id.to_base58()
+            place, limits = await self._place_of(peer), self._look_ups if asked == "FindRequest" else self._others
             if not limits.begin(peer, place, False, time.monotonic()):
-                match kind:
+                match asked:
                     case "FindRequest":
                         return dht_pb2.FindResponse(results=[dht_pb2.FindResult(expiration_time=LEFT_OUT)])
                     case "StoreRequest":
@@ -94,20 +94,21 @@ class CheckedCalls:
             finally:
                 limits.end(peer, place, False)
 
-        await self._p2p.add_protobuf_handler(name, handle, *args, **options)
+        bounded = dht_messages.Bounded(kind, dht_messages.MAX_REQUEST_BYTES)
+        await self._p2p.add_protobuf_handler(name, handle, bounded, **options)
 
-    async def call_protobuf_handler(self, peer: Any, *args: Any, **options: Any) -> Any:
+    async def call_protobuf_handler(self, peer: Any, name: str, request: Any, kind: Any) -> Any:
         from hivemind.p2p import P2PHandlerError
 
-        came = answers.get(Counter())
+        came, bounded = answers.get(Counter()), dht_messages.Bounded(kind, dht_messages.MAX_REPLY_BYTES)
         try:
-            reply = await self._p2p.call_protobuf_handler(peer, *args, **options)
+            reply = await self._p2p.call_protobuf_handler(peer, name, request, bounded)
         except P2PHandlerError as error:
             came["refused"] += _BUSY in str(error)
             raise
-        kind = reply.DESCRIPTOR.name
-        came["left_out" if dht_messages.are_left_out(reply) else kind] += 1
-        came["stored"] += kind == "StoreResponse" and any(reply.store_ok)
+        answer = reply.DESCRIPTOR.name
+        came["left_out" if dht_messages.are_left_out(reply) else answer] += 1
+        came["stored"] += answer == "StoreResponse" and any(reply.store_ok)
         dht_messages.check_reply(reply, peer, self._longest_s)
         return reply
 

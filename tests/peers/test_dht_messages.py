@@ -13,7 +13,7 @@ from records import record
 from noloco_node.base.identity import Identity
 from noloco_node.errors import PeerMisbehaved
 from noloco_node.peers import dht_messages
-from noloco_node.peers.dht_messages import MAX_IN_BUCKET, check_reply, check_request, node_id, read_bucket
+from noloco_node.peers.dht_messages import MAX_IN_BUCKET, Bounded, check_reply, check_request, node_id, read_bucket
 from noloco_node.transport.libp2p import _import_hivemind
 
 LONGEST_S = 180.0
@@ -171,8 +171,12 @@ def test_of_neighbours_those_stay_whose_id_is_theirs(pb, identities):
 
 
 def test_an_answer_is_no_larger_than_an_honest_one_may_be(pb, identities):
+    answer = Bounded(pb.FindResponse, dht_messages.MAX_REPLY_BYTES)
+    whole = [(each.peer_id, b"\xc5\x0f\xff" + bytes(4095), 1e9) for each in identities[:1] * MAX_IN_BUCKET]
+    honest = found(pb, dht_messages.written_bucket(whole), nearest_peer_ids=[bytes(38)] * dht_messages.MAX_NEIGHBOURS)
+    assert answer.FromString(honest.SerializeToString()) == honest
     with pytest.raises(PeerMisbehaved):
-        check_reply(found(pb, bytes(5 << 20)), peer(identities[0]), LONGEST_S)
+        answer.FromString(found(pb, bytes(2 << 20)).SerializeToString())
     many = pb.FindResponse(results=[pb.FindResult(type=NOT_FOUND)] * 1000)
     check_reply(many, peer(identities[0]), LONGEST_S)
     assert len(many.results) == dht_messages.MAX_KEYS
@@ -214,11 +218,13 @@ def test_a_peer_stores_its_own_records_one_at_a_time(pb, identities):
         (one, {"keys": [bytes(21)]}),
         (one, {"keys": []}),
         (one, {"expiration_time": [math.nan]}),
-        (one, {"values": [bytes(1 << 17)]}),
         (one, {"keys": [bytes(20)] * 2}),
     ):
         with pytest.raises(PeerMisbehaved):
             check_request(store(pb, one, **changes), peer(by))
+    large = store(pb, one, values=[bytes(1 << 17)]).SerializeToString()
+    with pytest.raises(PeerMisbehaved):
+        Bounded(pb.StoreRequest, dht_messages.MAX_REQUEST_BYTES).FromString(large)
 
 
 def test_a_request_looks_for_few_keys(pb, identities):

@@ -232,7 +232,7 @@ async def test_requests_a_minute_of_a_peer_and_of_its_place(hivemind):
     )
     checked = CheckedCalls(calls, place_of, 60.0)
     for kind in ("Find", "Ping", "Store"):
-        await checked.add_protobuf_handler(kind, handler)
+        await checked.add_protobuf_handler(kind, handler, dht_pb2.PingRequest)
     for kind, request, most in (
         ("Find", dht_pb2.FindRequest(keys=[bytes(20)]), LOOK_UPS_A_MINUTE),
         ("Ping", dht_pb2.PingRequest(), OTHERS_A_MINUTE),
@@ -258,7 +258,7 @@ async def test_sixty_nodes_behind_one_address_may_ask_a_node_that_is_the_whole_d
     async def handler(request, context):
         return dht_pb2.PingResponse()
 
-    await CheckedCalls(calls, place_of, 60.0).add_protobuf_handler("any", handler)
+    await CheckedCalls(calls, place_of, 60.0).add_protobuf_handler("any", handler, dht_pb2.PingRequest)
     find = dht_pb2.FindRequest(keys=[bytes(20)])
     for request, times in ((find, 12 + 3 * 3), (dht_pb2.PingRequest(), 3 * 3)):
         for number in range(60 * times):
@@ -288,7 +288,9 @@ async def test_what_a_place_may_fetch_together_is_bounded_in_bytes(hivemind):
         assert dht_messages.are_left_out(reply) == (not result.value), "and says so"
         return len(result.value)
 
-    await CheckedCalls(calls, at, 60.0, traffic).add_protobuf_handler("DHTProtocol.rpc_find", handler)
+    await CheckedCalls(calls, at, 60.0, traffic).add_protobuf_handler(
+        "DHTProtocol.rpc_find", handler, dht_pb2.FindRequest
+    )
     fetched = [await ask(f"peer {n // 100}") for n in range(1000)]
     assert set(fetched) == {0, len(whole)}
     assert sum(fetched) < PLACE_BYTES_S * (SAVED_S + STEP_S) + len(whole)

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from types import SimpleNamespace
 
 import msgpack
 import pytest
@@ -80,7 +81,10 @@ class Swarm:
 
         async def find(request, context):
             self.asked = True
-            return dht_pb2.FindResponse(results=[answers() for _ in request.keys], peer=own)
+            found = answers()
+            if isinstance(found, bytes):  # made once: it takes seconds
+                return SimpleNamespace(SerializeToString=lambda: found)
+            return dht_pb2.FindResponse(results=[found for _ in request.keys], peer=own)
 
         await self.evil.p2p.add_protobuf_handler("DHTProtocol.rpc_ping", ping, dht_pb2.PingRequest)
         await self.evil.p2p.add_protobuf_handler("DHTProtocol.rpc_find", find, dht_pb2.FindRequest)
@@ -132,6 +136,8 @@ def answers(kind, identity):
             raw = bytes(120_000)
             ids = {"nearest_node_ids": [dht_messages.node_id(raw)], "nearest_peer_ids": [raw]}
             return dht_pb2.FindResult(type=dht_pb2.NOT_FOUND, **ids)
+        case "many parts":
+            return dht_pb2.FindResponse(results=[dht_pb2.FindResult()]).SerializeToString() * 2_000_000
         case "a size that is none":
             return dht_pb2.FindResult(**found, value=bucket("x", [[identity.peer_id, mine, time.time() + 59]]))
         case "many records":
@@ -142,7 +148,7 @@ def answers(kind, identity):
 
 
 @pytest.mark.parametrize(
-    "kind", ["nested", "a long peer id", "a size that is none", "many records", "records of another run"]
+    "kind", ["nested", "a long peer id", "many parts", "a size that is none", "many records", "records of another run"]
 )
 async def test_a_hostile_answer_ends_no_look_up(swarm, kind):
     identity = Identity.load_or_create(swarm.folder / "evil")
