@@ -12,8 +12,10 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Protocol
 
+from noloco_node.base.latest import remember
 from noloco_node.core.verdict import Trial
 from noloco_node.errors import PeerRefused
+from noloco_node.host.limits import TokenBucket
 from noloco_node.state_transfer.client import aside
 from noloco_node.wire import messages as wire
 from noloco_node.wire import state_format
@@ -25,6 +27,11 @@ up again and again causes no copy each time. Where rounds are short, one of 20 s
 behind."""
 KEPT_S = 60.0
 """A copy is kept for so long after its last download, so that one that broke off can resume."""
+COPIED_BYTES_S = 32e6
+"""That one place may cause to be copied, on average: who calls and hangs up again and again takes 3% of a core, and not
+more often than a link of 256 Mbit/s can carry a copy away."""
+MAX_PLACES = 256
+"""Remembered, those that caused a copy last."""
 MAX_COPIES = 2
 """Each has 8 bytes a parameter. When both are in use, and the newer not by slow readers alone, a new one gets that."""
 
@@ -49,6 +56,8 @@ class StateCopy:
         """Each says whether it reads slowly."""
         self.round, self._held = round, numbers
         self._versions: dict[Coding, wire.StateHeader] = {}
+        self.hashing: dict[Coding, asyncio.Task[wire.StateHeader]] = {}
+        """Under way."""
 
     def version(self, coding: Coding) -> wire.StateHeader:
         """Takes a second for a gigabyte, the first time."""
@@ -93,18 +102,21 @@ class StateCopies:
         self._held: list[StateCopy] = []
         self._taking: asyncio.Task[StateCopy] | None = None
         self._hashing = asyncio.Lock()
+        self._caused: dict[str, TokenBucket] = {}
+        """By place."""
 
-    async def version(self, root: bytes, coding: Coding) -> tuple[StateCopy, wire.StateHeader]:
-        """The copy of that root hash, else a fresh one. Raises NolocoError."""
+    async def version(self, root: bytes, coding: Coding, place: str) -> tuple[StateCopy, wire.StateHeader]:
+        """The copy of that root hash, else a fresh one. `place`: of who asks. Raises NolocoError."""
         copy = self._fitting(root)
         if copy is None:
             if self._taking is None:
-                self._taking = asyncio.create_task(self._take())
+                self._taking = asyncio.create_task(self._take(self._turn_of(place)))
                 self._taking.add_done_callback(self._taken)
             copy = await asyncio.shield(self._taking)
         with self.using(copy):  # and for a while after that, in which its use begins
-            async with self._hashing:
-                return copy, await aside(copy.size, copy.version, coding)
+            if coding not in copy.hashing:  # not cancelled with its caller: its thread would go on
+                copy.hashing[coding] = asyncio.create_task(self._hash(copy, coding))
+            return copy, await asyncio.shield(copy.hashing[coding])
 
     @contextmanager
     def using(self, copy: StateCopy, slowly: Callable[[], bool] = lambda: False) -> Iterator[None]:
@@ -126,7 +138,23 @@ class StateCopies:
         stays = full and (self._held[-1].round >= first or not all(slowly() for slowly in self._held[-1].users))
         return next(iter([*same, *fresh[-1:], *(self._held[-1:] if stays else [])]), None)
 
-    async def _take(self) -> StateCopy:
+    def _turn_of(self, place: str) -> TokenBucket:
+        """To count a copy in that this place causes. Raises PeerRefused."""
+        caused = self._caused.get(place) or TokenBucket(COPIED_BYTES_S)
+        if caused.wait_s(asyncio.get_running_loop().time()):
+            raise PeerRefused(wire.Code.BUSY.reason)
+        remember(self._caused, place, caused, MAX_PLACES)
+        return caused
+
+    async def _hash(self, copy: StateCopy, coding: Coding) -> wire.StateHeader:
+        try:
+            with self.using(copy):
+                async with self._hashing:
+                    return await aside(copy.size, copy.version, coding)
+        finally:
+            del copy.hashing[coding]
+
+    async def _take(self, caused: TokenBucket) -> StateCopy:
         self._tidy()
         if len(self._held) >= MAX_COPIES:
             idle = [at for at, copy in enumerate(self._held) if not copy.users]
@@ -134,6 +162,7 @@ class StateCopies:
         round_, numbers = await asyncio.wrap_future(self.owner.live_state())
         loop = asyncio.get_running_loop()
         copy = StateCopy(round_, numbers, loop.time())
+        caused.take(copy.size, loop.time())
         self._held.append(copy)
         loop.call_later(KEPT_S, self._tidy)  # who asked for it may be gone
         return copy

@@ -333,7 +333,7 @@ async def _answer(
         await ticket.changed(place)
     if place is None:
         raise PeerRefused(wire.Code.BUSY.reason)
-    making = asyncio.create_task(copies.version(asked.root, asked.coding))
+    making = asyncio.create_task(copies.version(asked.root, asked.coding, ticket.at))
     try:
         while not (await asyncio.wait({making}, timeout=SAY_PLACE_S))[0]:
             yield wire.StatePlace(0)

@@ -353,6 +353,57 @@ def test_who_hangs_up_again_and_again_costs_one_copy_a_round() -> None:
     play(story())
 
 
+def test_who_hangs_up_while_the_state_is_hashed_does_not_have_it_hashed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread goes on: a few callers would take all threads of the node."""
+    begun = 0
+
+    async def hash_slowly(size_bytes: int, work: Callable[[Coding], wire.StateHeader], coding: Coding) -> Any:
+        nonlocal begun
+        begun += 1
+        await asyncio.sleep(30)
+        return work(coding)
+
+    async def story() -> None:
+        network, owner = DonorNetwork(), Owner(DATA)
+        await network.donor("donor", owner)
+        channel = (await network.joining_node()).channel("donor")
+        for _ in range(20):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await fetch(channel, TERMS, Download(NUMBERS), Watcher())
+        assert begun == 1
+        assert of(await fetch(channel, TERMS, Download(NUMBERS), Watcher())) == (12, DATA) and begun == 1
+        await network.close()
+
+    monkeypatch.setattr(copies, "aside", hash_slowly)
+    play(story())
+
+
+def test_one_place_causes_few_copies_of_a_large_state_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That calls and hangs up once the copy before is dropped."""
+
+    async def story() -> None:
+        network, owner = DonorNetwork(), Owner(DATA)
+        await network.donor("donor", owner)
+        network.network.places |= {f"n{n}": "one place" for n in range(20)}
+        for n in range(20):
+            channel = (await network.joining_node(f"n{n}")).channel("donor")
+            if n % 5 == 0:
+                await fetch(channel, TERMS, Download(NUMBERS), Watcher())
+            else:
+                with pytest.raises(PeerRefused, match="busy"):
+                    await fetch(channel, TERMS, Download(NUMBERS), Watcher())
+            owner.round += 1
+            await asyncio.sleep(copies.KEPT_S + 1)
+        assert len(owner.asked) == 4
+        channel = (await network.joining_node("elsewhere")).channel("donor")
+        assert (await fetch(channel, TERMS, Download(NUMBERS), Watcher())).round == owner.round
+        await network.close()
+
+    monkeypatch.setattr(copies, "COPIED_BYTES_S", TOTAL / 290)
+    play(story())
+
+
 def test_copies_are_few_and_are_dropped_after_use(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         network, owner = DonorNetwork(), Owner(DATA * 4)
