@@ -148,7 +148,7 @@ async def ask(  # noqa: PLR0913
         async with asyncio.timeout(FIND_RUN_S):
             while True:
                 known = await _known(channel, rendezvous, run_id, author or "")
-                if any(verify(run.signed).run_id.startswith(run_id or "") for run in runs()):
+                if any(run.run_id.startswith(run_id or "") for run in runs()):
                     return choose(runs(), next(peer for peer in known if known[peer]))
                 if known and not runs():
                     failure = SwarmUnreachable("no run is announced there: start its first node with --bootstrap, too")
@@ -171,7 +171,7 @@ async def _known(
     Raises Incompatible where this version cannot read it."""
 
     def enough(run: run_registry.KnownRun) -> bool:
-        meant = verify(run.signed).run_id.startswith(run_id) if run_id else bool(run.training)
+        meant = run.run_id.startswith(run_id) if run_id else bool(run.training)
         return meant and run.signed.author.startswith(author)
 
     found: dict[str, list[run_registry.KnownRun]] = {}

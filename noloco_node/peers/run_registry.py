@@ -46,6 +46,10 @@ class KnownRun(NamedTuple):
     amendment: SignedAmendment | None = None
     """The newest that the peer knows. Its signature has not been checked."""
 
+    @property
+    def run_id(self) -> str:
+        return hashlib.sha256(self.signed.manifest).hexdigest()
+
 
 class RunRegistry(RunsServicer):
     """The run of this node, if it trains, and those that were announced to it, if it is a rendezvous."""
@@ -159,7 +163,8 @@ async def ask(channel: grpc.aio.Channel, only: Signed | None = None, *, meant: s
         try:
             signed = _decode(message)
             if only and (signed.manifest, signed.author) != (only.manifest, only.author):
-                continue  # to verify costs a millisecond
+                continue
+            await asyncio.sleep(0)  # to verify costs a millisecond or two, and there may be MAX_RUNS
             manifest.verify(signed)
             runs.append(KnownRun(signed, there, _amendment(message)))
         except NolocoError as error:
@@ -206,8 +211,8 @@ def choose(known: Sequence[KnownRun], run_id: str | None, author: str | None, le
     the one that this node has `left`. Of its id and of its author's, the first half is enough."""
     training = Counter[str]()
     for run in known:
-        training[manifest.verify(run.signed).run_id] += run.training
-    there = [(manifest.verify(run.signed).run_id, run.signed) for run in known]
+        training[run.run_id] += run.training
+    there = [(run.run_id, run.signed) for run in known]
     if run_id is not None:
         there = [(k, s) for k, s in there if k.startswith(run_id)]
         if not there:

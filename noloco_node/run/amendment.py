@@ -8,12 +8,12 @@ one. Canonical form, signature and limits are as those of the manifest (run/mani
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
 from noloco_node.base import atomic_files, identity
-from noloco_node.base.identity import Identity, is_peer_id
+from noloco_node.base.identity import Identity
 from noloco_node.errors import Incompatible, NotAdmitted
 from noloco_node.run.schema import MAX_ROUNDS, Manifest, Table
 
@@ -21,6 +21,8 @@ NAME = "amendment.json"
 MAX_BYTES = 32 << 10
 """About five hundred peers that were taken out: 64 of them with their manifests fit into a message."""
 MAX_VERSION = 1 << 53
+_PEER = r"^12D3KooW[1-9A-HJ-NP-Za-km-z]{44}$"
+"""By their letters alone: to decode five hundred takes 10 ms, and anybody may announce a run with its amendment."""
 
 _SIGNING_CONTEXT = b"noloco amendment v1\n"
 _LOST = "the node asks its peers for it"
@@ -34,7 +36,7 @@ class Amendment(Table):
     rounds: int | None = Field(ge=1, le=MAX_ROUNDS, default=None)
     """Instead of the manifest's, if it is more. The learning rate falls over them from then on."""
     swaps_per_round: int | Literal["auto"] | None = None
-    revoked: tuple[str, ...] = Field(default=(), strict=False)
+    revoked: tuple[Annotated[str, Field(pattern=_PEER)], ...] = Field(default=(), strict=False)
     """Peers that may not take part, in order."""
 
     @field_validator("swaps_per_round")
@@ -47,7 +49,7 @@ class Amendment(Table):
     @field_validator("revoked")
     @classmethod
     def _peers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if list(value) != sorted(set(value)) or not all(map(is_peer_id, value)):
+        if list(value) != sorted(set(value)):
             raise ValueError("must be peer ids, each once and in order")
         return value
 

@@ -15,11 +15,11 @@ import hashlib
 import json
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr, field_validator, model_validator
 
-from noloco_node.base.validation import listed, plain_table
+from noloco_node.base.validation import listed, plain_table, shown
 from noloco_node.core import stability
 
 PRESETS = ("tiny", "125m", "350m", "1b", "7b")
@@ -238,7 +238,9 @@ class StagesSpec(Table):
     """A model that is cut into stages, of which a node holds one (noloco_node/stages/)."""
 
     count: int = _whole(2, MAX_STAGES)
-    cut: tuple[int, ...] = _field("a list of layer numbers that grow, one fewer than stages", default=(), strict=False)
+    cut: Annotated[tuple[int, ...], FailFast()] = _field(
+        "a list of layer numbers that grow, one fewer than stages", default=(), strict=False
+    )
     """The first layer of each stage but the first; empty: as many layers in each as can be."""
     activations: str = _one_of(ACTIVATIONS, default=ACTIVATIONS[0])
     """How activations, and the gradients at them, are encoded between two stages."""
@@ -246,7 +248,7 @@ class StagesSpec(Table):
     @model_validator(mode="after")
     def _consistent(self) -> "StagesSpec":
         if self.cut and (len(self.cut) != self.count - 1 or any(a >= b for a, b in pairwise((0, *self.cut)))):
-            raise ValueError(f"needs {self.count - 1} layer numbers that grow as cut, not {list(self.cut)}")
+            raise ValueError(f"needs {self.count - 1} layer numbers that grow as cut, not {shown(list(self.cut))}")
         return self
 
 

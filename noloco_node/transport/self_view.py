@@ -107,7 +107,7 @@ async def look(channel: grpc.aio.Channel, ports: Sequence[int]) -> SelfView | No
         host = str(ipaddress.ip_address(reply.host)) if reply.host else ""
     except (PeerLost, ValueError):
         return None
-    return SelfView(host, tuple(port for port in reply.open if host and port in ports))
+    return SelfView(host, tuple(port for port in reply.open[:MAX_PORTS] if host and port in ports))
 
 
 class ClockSkew(NamedTuple):

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from noloco_node.base.identity import Identity
 from noloco_node.base.validation import plain_table
 from noloco_node.errors import Incompatible, NolocoError, NotAdmitted
 from noloco_node.run import manifest, schema
 from noloco_node.run.manifest import Signed
-from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec, SampleSpec
+from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec, SampleSpec, StagesSpec
 
 GOLDEN = Path(__file__).parents[1] / "wire" / "golden" / "runs"
 
@@ -245,11 +246,28 @@ def test_a_config_loads_nothing_and_stays_small(config):
         ModelSpec(architecture="LlamaConfig", config=config)
 
 
-def test_a_long_config_is_not_gone_through_to_its_end():
+@pytest.mark.parametrize("part", [0, [], {}], ids=str)
+def test_a_long_config_is_not_gone_through_to_its_end(part):
     began = time.process_time()
     with pytest.raises(ValueError, match="must not hold more than"):
-        plain_table({"a": [0] * 10_000_000})
+        plain_table({"a": [part] * 10_000_000})
     assert time.process_time() - began < 0.1
+
+
+def test_a_strangers_manifest_is_refused_at_its_first_mistake_of_thousands():
+    document = json.loads(Manifest(name="a").canonical())
+    mistakes = ({"a": 0, **{f"a{n}": 0 for n in range(6000)}}, {"stages": {"count": 2, "cut": ["a"] * 15_000}})
+    for mistake in (*mistakes, {"inner": document["inner"] | mistakes[0]}):
+        with pytest.raises(Incompatible) as refused:
+            manifest.parse(json.dumps(document | mistake, sort_keys=True, separators=(",", ":")).encode())
+        found = refused.value.__context__
+        assert not isinstance(found, ValidationError) or found.error_count() == 1
+
+
+def test_a_long_list_of_layers_is_not_repeated_in_whole():
+    with pytest.raises(ValidationError) as refused:
+        StagesSpec(count=2, cut=range(1, 10_000))
+    assert len(str(refused.value)) < 1000
 
 
 def test_a_strangers_manifest_of_endless_layers_is_refused_at_once():
