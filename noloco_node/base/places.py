@@ -5,6 +5,7 @@ counted by place. Private and loopback addresses are handed out one by one: each
 """
 
 import ipaddress
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -49,6 +50,15 @@ def draw(rng: Random, peers: Mapping[str, str]) -> str:
     """One of these peers, each given with its place: a place first, then one of the peers there."""
     place = rng.choice(sorted(set(peers.values())))
     return rng.choice(sorted(peer for peer, where in peers.items() if where == place))
+
+
+def in_turn(places: Mapping[str, str]) -> list[str]:
+    """What is at these places in its order, but of each place one before any gives another."""
+    before, turn = Counter[str](), dict[str, int]()
+    for each, place in places.items():
+        turn[each] = before[place]
+        before[place] += 1
+    return sorted(turn, key=turn.__getitem__)
 
 
 def several(rng: Random, peers: Mapping[str, str], most: int) -> list[str]:

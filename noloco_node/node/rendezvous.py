@@ -1,10 +1,12 @@
 """A node that does not train: others find each other, and their run, through it. It shows the runs it knows."""
 
+import asyncio
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 
-from noloco_node.base import periodic
+from noloco_node.base import periodic, places
 from noloco_node.base.states import NodeState
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import NodeConfig
@@ -24,7 +26,8 @@ from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server
 LOOK_S = 10.0
 """How often peers are looked up. A presence record lives for a minute."""
 LOOKS = 16
-"""Runs that are looked up each time, in turn: the most that are known (run_registry) take half a minute."""
+"""Runs that are looked up at a time, of each place one before any gives another. The most that are known (run_registry)
+take half a minute, or a minute where all look-ups take as long as they may."""
 
 
 class RendezvousNode(BaseNode):
@@ -61,12 +64,18 @@ class RendezvousNode(BaseNode):
         return [f"{COMMAND} --bootstrap {address}" for address in self._transport.addresses()] if entered else []
 
     async def _look(self, swarm: Directory) -> None:
+        """By places, and together: many runs of one host whose look-ups last long would else make all other runs seem
+        to have no peers."""
         await self._report_join_lines()
-        known = dict.fromkeys(rows.verified(signed).run_id for signed in self._runs.known)
-        self._seen = {run: seen for run, seen in self._seen.items() if run in known}
-        unseen = [run for run in known if run not in self._seen]
-        for run in [*unseen, *self._seen][:LOOKS]:
-            self._seen[run] = self._seen.pop(run, {})
+        where = self._runs.places
+        unseen = [run for run in where if run not in self._seen]
+        order = [*unseen, *(run for run in self._seen if run in where)]
+        turn = places.in_turn({run: where[run] for run in order})[:LOOKS]
+        self._seen = {run: self._seen.get(run, {}) for run in sorted(order, key=turn.__contains__)}
+        await asyncio.gather(*(self._look_up(swarm, run) for run in turn))
+
+    async def _look_up(self, swarm: Directory, run: str) -> None:
+        with suppress(NolocoError, OSError):
             seen = self._seen[run] = await swarm.peers_of(run)
             self._transport.introduce({peer: record.addresses for peer, record in seen.items()})
 

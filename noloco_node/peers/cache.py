@@ -7,7 +7,6 @@ comes from the network, and libp2p proves who answers at an address. A damaged f
 
 import json
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +14,7 @@ from typing import Protocol
 from noloco_node.base import atomic_files
 from noloco_node.base.addresses import Address
 from noloco_node.base.identity import is_peer_id
-from noloco_node.base.places import claimed
+from noloco_node.base.places import claimed, in_turn
 from noloco_node.peers.record import read_addresses
 
 MAX_PEERS = 64
@@ -59,13 +58,8 @@ class PeerCache:
         there = {r.peer_id: (min(r.time, now), r.addresses) for r in records if r.addresses}
         found = {**self._read(), **there}
         latest = sorted(found, key=lambda peer: -found[peer][0])
-        before = Counter[str]()
-        turn = {}
-        for peer in latest:  # each place's latest come before any place's second
-            place = (met or {}).get(peer) or claimed(peer, found[peer][1])
-            turn[peer] = before[place]
-            before[place] += 1
-        self._peers = {peer: found[peer] for peer in sorted(latest, key=turn.__getitem__)[:MAX_PEERS]}
+        where = {peer: (met or {}).get(peer) or claimed(peer, found[peer][1]) for peer in latest}
+        self._peers = {peer: found[peer] for peer in in_turn(where)[:MAX_PEERS]}
         content = {peer: addresses for peer, (_, addresses) in self._peers.items()}
         if content == self._written and now < self._written_at + AGAIN_S:
             return  # nothing but the times has changed

@@ -94,6 +94,11 @@ class RunRegistry(RunsServicer):
     def known(self) -> list[Signed]:
         return [kept.signed for kept in self._runs.values()]
 
+    @property
+    def places(self) -> dict[str, str]:
+        """Where each run is from, by its id: where it was announced first."""
+        return {run_id: kept.place for (run_id, _), kept in reversed(self._runs.items())}
+
     async def List(self, request: pb.RunsRequest, context: Any) -> pb.RunsReply:  # noqa: N802
         runs = [_encode(kept.signed, kept.amended) for kept in self._runs.values()]
         reply = pb.RunsReply(runs=runs, training=[self._training(run_id) for run_id, _ in self._runs])
