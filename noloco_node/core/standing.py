@@ -221,11 +221,13 @@ class Shares:
         self._of_places: dict[str, float] = {}
         self._sizes: Counter[str] = Counter()
         """How many peers are there, by place."""
+        self._peers = 0
+        """Together."""
         self._own = ""
 
     def present(self, places: Mapping[str, str], own: str = "") -> None:
         """Who is there now: the place of each peer, and this node's own; empty: it is not known."""
-        self._sizes, self._own = Counter(places.values()), own
+        self._sizes, self._peers, self._own = Counter(places.values()), len(places), own
 
     def charge(self, peer: str, place: str, phases: float) -> None:
         taken = self._of_peers.setdefault(peer, _Taken(place))
@@ -261,11 +263,11 @@ class Shares:
 
     def _rate(self, place: str) -> float:
         in_its_place = self._places(place) * max(1, self._sizes[place])
-        return FACTOR / min(max(1, self._sizes.total()), in_its_place)
+        return FACTOR / min(max(1, self._peers), in_its_place)
 
     def _place_rate(self, place: str) -> float:
         places = self._places(place)
         if places <= 2:
             return 1.0
-        own = FACTOR * self._sizes[place] / max(1, self._sizes.total()) if place == self._own else 0.0
+        own = FACTOR * self._sizes[place] / max(1, self._peers) if place == self._own else 0.0
         return max(LEAST_PLACE, FACTOR / places, min(MOST_OWN_PLACE, own))
