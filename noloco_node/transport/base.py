@@ -27,8 +27,6 @@ T = TypeVar("T")
 
 HUNG_UP = "hung_up"
 """The reason of a PeerLost: the other end ended the stream."""
-MOST_FIELDS = 1024
-"""Of a message: ours have up to 130, in the list of the runs that a rendezvous knows."""
 TAKEN_S = 240.0
 """How long a caller may take to read one message. As much as 6 MB may lie in buffers before it: at the slowest rate
 that a volunteer can set (host/limits.py), they are read in 190 s."""
@@ -105,33 +103,6 @@ def _cancel_later(
     return asyncio.get_running_loop().call_later(min(TAKEN_S, within_s), end)
 
 
-def has_few_fields(data: bytes) -> bool:
-    """Whether a message has at most MOST_FIELDS fields, those of its parts apart: each empty entry of a list takes two
-    bytes to send, and a hundred in memory."""
-    at = fields = 0
-    try:
-        while at < len(data):
-            fields += 1
-            tag, at = varint.read(data, at)
-            match tag & 7:
-                case 0:
-                    _, at = varint.read(data, at)
-                case 1:
-                    at += 8
-                case 2:
-                    size, at = varint.read(data, at)
-                    at += size
-                case 5:
-                    at += 4
-                case _:
-                    return False
-            if fields > MOST_FIELDS:
-                return False
-    except IndexError:
-        pass  # it is cut off, which the parser finds
-    return True
-
-
 def lenient(from_string: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
     """Bytes that are no message, or one of too many fields, are read as one without fields, which whoever uses it
     refuses, as it would refuse one that a peer sent so. grpc would log a traceback for each, and hand a caller None for
@@ -141,7 +112,7 @@ def lenient(from_string: Callable[[bytes], Any] | None) -> Callable[[bytes], Any
 
     def read(data: bytes) -> Any:
         try:
-            return from_string(data if has_few_fields(data) else b"")
+            return from_string(data if varint.has_few_fields(data) else b"")
         except DecodeError:
             return from_string(b"")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from noloco_node.errors import PeerMisbehaved
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
-from noloco_node.wire import state_format
+from noloco_node.wire import state_format, varint
 
 OFFER = wire.Offer(1, b"r" * 32, b"l" * 32, b"x" * 16, 3, 2.5)
 
@@ -121,6 +121,20 @@ def test_unknown_fields_of_a_newer_node_are_passed_over() -> None:
     assert wire.decode(
         pb.SwapFrame.FromString(wire.encode(wire.Ack(5, 0.5)).SerializeToString() + b"\xfa\x7f\x01a")
     ) == wire.Ack(5, 0.5)
+
+
+@pytest.mark.parametrize("part", ["3200", "32000a0012001a00", "2a020801", "7b7c"])
+def test_a_frame_of_very_many_fields_is_refused_before_it_is_read(part: str) -> None:
+    """It took a second, and a partner may send one after the other."""
+    many = bytes.fromhex(part) * (wire.MAX_FRAME_BYTES // len(bytes.fromhex(part)))
+    for frame in (many, b"\x2a" + varint.to_bytes(len(many)) + many):
+        with pytest.raises(PeerMisbehaved):
+            wire.from_bytes(frame)
+
+
+def test_a_frame_may_have_a_field_that_only_a_newer_node_knows() -> None:
+    newer = wire.encode(wire.Ack(5, 0.5)).SerializeToString() + b"\xfa\x7f\xff\xff\x03" + b"\x07" * 0xFFFF
+    assert wire.from_bytes(newer) == wire.Ack(5, 0.5)
 
 
 @given(st.binary(max_size=200))
