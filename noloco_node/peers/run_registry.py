@@ -122,8 +122,9 @@ class RunRegistry(RunsServicer):
 
     def _make_room(self, by: str, place: str) -> bool:
         """If there is no room, drop a run in which nobody trains, the one announced longest ago: of this peer's, else
-        of the place that has most. Of a run that several have signed, only the first one's copy counts as trained.
-        Where somebody trains in each, as a crowd may say, a place that has more than this one loses its latest."""
+        of the place that has most, and of none that has far fewer than this one: in a new run nobody was seen to train
+        yet. Of a run that several have signed, only the first one's copy counts as trained. Where somebody trains in
+        each, as a crowd may say, a place that has more than this one loses its latest."""
         theirs = [key for key, kept in self._runs.items() if kept.by == by]
         if len(theirs) < MAX_OF_PEER and len(self._runs) < MAX_RUNS:
             return True
@@ -133,7 +134,8 @@ class RunRegistry(RunsServicer):
         droppable = [
             (-places[self._runs[key].place], self._runs[key].last, key)
             for key in (theirs if len(theirs) >= MAX_OF_PEER else self._runs)
-            if first[key[0]] != key or not self._training(key[0])
+            if (first[key[0]] != key or not self._training(key[0]))
+            and (key in theirs or 2 * places[self._runs[key].place] >= places[place])
         ]
         if droppable:
             del self._runs[min(droppable)[2]]

@@ -202,6 +202,20 @@ def test_a_crowd_that_says_it_trains_in_many_runs_leaves_room_for_those_of_other
     assert all(one in service.known for one in honest) and len(service.known) == run_registry.MAX_RUNS
 
 
+def test_a_crowd_that_says_it_trains_in_many_runs_drops_no_new_one_of_others(
+    author: Identity, other_author: Identity
+) -> None:
+    new = signed(author, "new")
+    service = run_registry.RunRegistry(training=lambda run: int(run != manifest.verify(new).run_id))
+    crowd = [signed(other_author, "crowd", number) for number in range(2 * run_registry.MAX_RUNS)]
+    for number, run in enumerate(crowd[: run_registry.MAX_RUNS]):
+        assert service.add(run, f"crowd {number}", place="a host")
+    assert service.add(new, "author", place="home")
+    for number, run in enumerate(crowd[run_registry.MAX_RUNS :]):
+        assert not service.add(run, f"another of the crowd {number}", place="a host")
+    assert new in service.known
+
+
 def test_an_unreachable_rendezvous_does_not_stop_an_announcement(author: Identity) -> None:
     async def main() -> None:
         trainer = MemoryNetwork(random.Random(0)).join("trainer")
