@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Collection
 from pathlib import Path
 
 from noloco_node.base.events import Event, PeerFaulted, RolledBack, RoundCommitted, TakenBack, WentSolo, as_json
+from noloco_node.base.latest import Seldom
 from noloco_node.base.peer_names import name_of
 from noloco_node.base.units import loss
 from noloco_node.observe import exporters
@@ -32,8 +32,7 @@ class Recorder:
         self._events: JsonLines | None = None
         self._metrics: JsonLines | None = None
         self._exporters: exporters.Exporters | None = None
-        self._faults: deque[float] = deque(maxlen=FAULTS_A_MINUTE)
-        """When the last ones were written."""
+        self._writes_fault = Seldom(FAULTS_A_MINUTE)
 
     def open(self, folder: Path, run: str, into: Collection[str]) -> None:
         """`folder`: the run's; `run`: its label; `into`: the exporters (--sinks) by name."""
@@ -45,7 +44,8 @@ class Recorder:
 
     def observe(self, event: Event) -> None:
         self.stats.observe(event)
-        if isinstance(event, PeerFaulted) and not self._is_written(event):
+        if isinstance(event, PeerFaulted) and not self._writes_fault():
+            log.debug("%s broke the protocol: %s", name_of(event.peer), event.reason)
             return
         self.curves.observe(event, time.time())
         if self._events:
@@ -69,14 +69,6 @@ class Recorder:
                 )
             case PeerFaulted(peer, reason):
                 log.warning("%s broke the protocol: %s", name_of(peer), reason)
-
-    def _is_written(self, fault: PeerFaulted) -> bool:
-        now = time.monotonic()
-        if len(self._faults) == FAULTS_A_MINUTE and now - self._faults[0] < 60:
-            log.debug("%s broke the protocol: %s", name_of(fault.peer), fault.reason)
-            return False
-        self._faults.append(now)
-        return True
 
     def note(self, status: StatusView) -> None:
         if self._metrics:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc
 
-from noloco_node.base.latest import remember
+from noloco_node.base.latest import Seldom, remember
 from noloco_node.errors import Incompatible, NolocoError, NotAdmitted, PeerFault
 from noloco_node.peers import run_registry
 from noloco_node.run import admission, amendment
@@ -49,6 +49,7 @@ class RunRules:
         self._misses: dict[str, int] = {}
         """How often, in a row, a peer that states a version did not know the run, or has what cannot be read here."""
         self._refused: dict[tuple[str, str], None] = {}
+        self._says = Seldom()
         self._rule = admission.rule(self._manifest, signed.author)
         self.reread()
 
@@ -80,7 +81,8 @@ class RunRules:
         why = self._rule.refusal(peer, token, time.time())
         if why and (peer, why) not in self._refused:
             remember(self._refused, (peer, why), None, MAX_REMEMBERED)
-            log.info("%s may not take part in %s and is refused: %s", peer, self._rule.label, why)
+            level = logging.INFO if self._says() else logging.DEBUG  # anybody may come under any number of ids
+            log.log(level, "%s may not take part in %s and is refused: %s", peer, self._rule.label, why)
         return why
 
     def require(self, own: str, token: bytes) -> None:

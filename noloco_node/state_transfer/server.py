@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from noloco_node.base.latest import Seldom
 from noloco_node.base.peer_names import name_of
 from noloco_node.errors import NolocoError, PeerFault, PeerRefused
 from noloco_node.host.limits import MIN_RATE_BYTES_S
@@ -243,6 +244,7 @@ class StateService(StateServicer):
         self._refuses_peer: Refuses = refuses_nobody
         self._copies: StateCopies | None = None
         self._queue = DownloadQueue()
+        self._says = Seldom()
 
     def begin(
         self, terms: StateTerms, owner: StateOwner, state_bytes: int, refuses_peer: Refuses = refuses_nobody
@@ -286,7 +288,7 @@ class StateService(StateServicer):
             if ticket is None:
                 raise PeerRefused(wire.Code.BUSY.reason)
             reader = _Reader(partial(self._queue.slows_down, ticket), partial(self._too_slow, ticket))
-            async with aclosing(_answer(asked, copies, ticket, self._reserved)) as frames:
+            async with aclosing(_answer(asked, copies, ticket, self._reserved, self._log)) as frames:
                 async for frame in frames:
                     message = wire.encode_state(frame)
                     await self._pace.sending(message.ByteSize())
@@ -300,8 +302,11 @@ class StateService(StateServicer):
                 self._queue.leave(ticket)
 
     def _too_slow(self, ticket: Ticket) -> None:
-        log.info("%s reads the state that it asked for too slowly", ticket.peer)
+        self._log("%s reads the state that it asked for too slowly", ticket.peer)
         self._queue.leave(ticket)
+
+    def _log(self, line: str, *args: object) -> None:
+        log.log(logging.INFO if self._says() else logging.DEBUG, line, *args)
 
     def _agreed(self, peer: str, asked: wire.StateRequest | wire.SampleRequest) -> StateCopies:
         """Raises PeerRefused where this peer is not served."""
@@ -326,7 +331,7 @@ def _code(error: NolocoError) -> wire.Code:
 
 
 async def _answer(
-    asked: wire.StateRequest, copies: StateCopies, ticket: Ticket, reserved: ReservedBytes
+    asked: wire.StateRequest, copies: StateCopies, ticket: Ticket, reserved: ReservedBytes, say: Callable[..., None]
 ) -> AsyncGenerator[wire.StateFrame, None]:
     while place := ticket.place():
         yield wire.StatePlace(place)
@@ -346,7 +351,7 @@ async def _answer(
     if first > state_format.fragments(version.total_bytes):
         raise PeerRefused(wire.Code.INCOMPATIBLE.reason)
     name, digest = name_of(ticket.peer), version.root.hex()[:12]
-    log.info("sending %s the state of round %d (version %s)", name, version.round, digest)
+    say("sending %s the state of round %d (version %s)", name, version.round, digest)
     start = first * state_format.fragment_bytes(version.total_bytes)
     with reserved.of(version.total_bytes - start) as sent, copies.using(copy, lambda: ticket.slow):
         yield replace(version, fragment=first)

@@ -236,3 +236,10 @@ def test_who_is_taken_out_is_refused_from_then_on(tmp_path: Path) -> None:
         rules.require(GUEST.peer_id, b"")
     assert rules.take(version(2)) and rules.refuses(GUEST.peer_id, b"") is None
     assert not rules.take(version(1, revoked=(GUEST.peer_id,)))
+
+
+def test_a_crowd_that_is_refused_fills_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    rules = RunRules(tmp_path, manifest.sign(Manifest(name="tiny", membership="invite"), AUTHOR))
+    assert {rules.refuses(f"peer {number}", b"") for number in range(100)} == {"not_admitted"}
+    assert caplog.text.count("may not take part") == 20

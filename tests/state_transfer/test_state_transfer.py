@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import re
 import struct
 import weakref
@@ -336,7 +337,7 @@ def test_of_many_slow_readers_the_place_that_has_most_gives_one_up() -> None:
     assert waits.place() == 1, "nor for who waits, and does not read its place"
 
 
-def test_who_hangs_up_again_and_again_costs_one_copy_a_round() -> None:
+def test_who_hangs_up_again_and_again_costs_one_copy_a_round_and_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         network, owner = DonorNetwork(), Owner(DATA)
         await network.donor("donor", owner)
@@ -350,7 +351,9 @@ def test_who_hangs_up_again_and_again_costs_one_copy_a_round() -> None:
         assert len(owner.asked) == 1
         await network.close()
 
+    caplog.set_level(logging.INFO)
     play(story())
+    assert caplog.text.count("the state of round 12") == 20
 
 
 def test_who_hangs_up_while_the_state_is_hashed_does_not_have_it_hashed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
