@@ -7,6 +7,7 @@ counted by place. Private and loopback addresses are handed out one by one: each
 import ipaddress
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from noloco_node.base.addresses import Address
@@ -18,6 +19,7 @@ RELAYED = "over a relay"
 relays: anybody may run one, so a host with a relay is at two places and not at as many as it likes."""
 
 
+@lru_cache(maxsize=4096)  # each look asks it of each peer, and so does each second
 def place_of(host: str) -> str:
     """The network of an IP address; a DNS name is a place of its own."""
     try:
@@ -36,7 +38,7 @@ def claimed(peer: str, addresses: Sequence[Address]) -> str:
     """The place at which a peer says that it is; one that names no address is at a place of its own."""
     if not addresses:
         return peer
-    best = min(addresses, key=lambda address: address.ip is None)  # names cost nothing
+    best = min(addresses, key=lambda address: address.kind.startswith("dns"))  # names cost nothing
     return RELAYED if best.relay else place_of(best.host)
 
 
