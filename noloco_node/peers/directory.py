@@ -19,7 +19,7 @@ from typing import Any
 
 from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
-from noloco_node.base.places import claimed, several
+from noloco_node.base.places import claimed, in_turn, several
 from noloco_node.base.states import NodeState
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.host.traffic import Traffic
@@ -282,7 +282,7 @@ class Directory:
         now = time.time()
         found_now = there if not (known and size.is_partial(depth)) else {}
         alive = {peer: record for peer, record in {**known, **found_now}.items() if record.expires > now}
-        return alive if len(alive) <= _MAX_KNOWN else self._there(alive)
+        return alive if len(alive) <= _MAX_KNOWN else _few(self._there(alive))
 
     def _unanswered(self, came: Counter[str]) -> str | None:
         """Of a look-up that found nobody. One that joined nobody may be all of the DHT."""
@@ -411,6 +411,12 @@ class Directory:
         with suppress(TimeoutError):
             async with asyncio.timeout(_CALL_S):
                 await asyncio.gather(*(protocol.call_ping(peer) for peer in peers))
+
+
+def _few(records: Mapping[str, PeerRecord]) -> dict[str, PeerRecord]:
+    """_MAX_KNOWN of them, each place's first before any place's second."""
+    places = {peer: claimed(peer, record.addresses) for peer, record in records.items()}
+    return {peer: records[peer] for peer in in_turn(places)[:_MAX_KNOWN]}
 
 
 @dataclass(slots=True)

@@ -50,7 +50,8 @@ _STREAMS = "streams.sock"  # in our private directory: p2pd connects to it for e
 _START_S = 60.0  # for p2pd to answer
 _DIAL_S = 15.0  # to open a stream to a peer: finding its addresses, several of which may lead nowhere
 _RELAY_STARTS = 5  # of p2pd; the first one nearly always becomes a relay
-_MAX_KNOWN = 1024  # peers of which something is remembered, the latest
+_MAX_KNOWN = 4096  # peers of which something is remembered, the latest: twice what a directory knows of a run. One that
+# is forgotten counts as a place of its own, of which a host with many identities would then have as many as it likes
 _RECONNECT = 64  # of those that a new p2pd is connected to at once: the DHT and others' calls need a few
 _STOP_S = 2.0  # for calls that are being answered to end once they are cancelled
 

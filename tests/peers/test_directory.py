@@ -3,19 +3,20 @@
 import asyncio
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from records import RUN, presence, record
 
-from noloco_node.base.addresses import ANY_LOCAL_PORT, Address
+from noloco_node.base.addresses import ANY_LOCAL_PORT, Address, ip_address
 from noloco_node.base.identity import Identity
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.peers import directory
 from noloco_node.peers.answering import Answering
 from noloco_node.peers.directory import REFUSED, SILENT, Directory
-from noloco_node.peers.record import bucket_of, key_of
+from noloco_node.peers.record import accept, bucket_of, key_of
 from noloco_node.transport.libp2p import Libp2pTransport
 
 STEP_S = 15.0
@@ -319,3 +320,12 @@ async def test_leaving_and_closing_end_soon_when_p2pd_has_ended(nodes):
     async with asyncio.timeout(6.0):
         await swarm.leave()
         await swarm.close()
+
+
+def test_of_too_many_peers_those_of_many_places_are_kept(tmp_path):
+    identity = Identity.load_or_create(tmp_path / "key")
+    one = accept(identity.peer_id, record(identity, now=1.0), RUN, 1.0, 60.0)
+    crowd = {f"crowd {n}": replace(one, addresses=(ip_address("8.8.8.8", 1),)) for n in range(2 * directory._MAX_KNOWN)}
+    others = {f"other {n}": replace(one, addresses=(ip_address(f"9.9.{n}.9", 1),)) for n in range(30)}
+    kept = directory._few(crowd | others)
+    assert others.keys() <= kept.keys() and len(kept) == directory._MAX_KNOWN

@@ -22,11 +22,12 @@ import pytest
 from transport_peers import STEP_S, Exchange, OverLibp2p, Runs, drain, failure_of, fragment, until
 
 import noloco_node
-from noloco_node.base.addresses import ANY_LOCAL_PORT, ANY_PORT, Address, parse
-from noloco_node.base.identity import Identity
+from noloco_node.base.addresses import ANY_LOCAL_PORT, ANY_PORT, Address, ip_address, parse
+from noloco_node.base.identity import Identity, peer_id_of
 from noloco_node.base.places import RELAYED
 from noloco_node.errors import IdentityInUse, NolocoError, SwarmUnreachable, UsageError
 from noloco_node.host.memory import process_bytes
+from noloco_node.peers import directory
 from noloco_node.transport import grpc_bridge, libp2p, reachability, self_view
 from noloco_node.transport.grpc_bridge import BUFFER_BYTES, CHANNEL_OPTIONS, SERVER_OPTIONS, splice
 from noloco_node.transport.libp2p import Libp2pTransport
@@ -540,6 +541,16 @@ async def test_a_record_may_name_what_hivemind_takes_for_no_name(net, tmp_path):
     assert not await node.reaches(stranger, named, 3)
     node.introduce({stranger: named})
     await node.restart()
+
+
+async def test_where_a_peer_is_stays_known_as_long_as_it_is_seen(net):
+    """Of 1500 identities in one network, 500 were forgotten, and each was a place of its own."""
+    node = net.make()
+    ids = [peer_id_of(n.to_bytes(32)) for n in range(directory._MAX_KNOWN)]
+    peers = {peer: [ip_address(f"8.8.8.{n % 250}", 1)] for n, peer in enumerate(ids)}
+    for _ in range(2):
+        node.introduce(peers)
+    assert set(map(node.place_of, peers)) == {"8.8.8.0/24"}
 
 
 @pytest.mark.parametrize(
