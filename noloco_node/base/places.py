@@ -17,6 +17,8 @@ _IPV4_PREFIX, _IPV6_PREFIX = 24, 48
 RELAYED = "over a relay"
 """The place of all who come over a relay, as long as nobody who is trusted knows more of them. It is one for all
 relays: anybody may run one, so a host with a relay is at two places and not at as many as it likes."""
+GONE = "gone"
+"""The place of all who ask something and are not connected any more: each would else have one of its own."""
 
 
 @lru_cache(maxsize=4096)  # each look asks it of each peer, and so does each second

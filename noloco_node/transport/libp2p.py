@@ -25,7 +25,7 @@ import grpc.aio
 from noloco_node.base.addresses import Address, for_others
 from noloco_node.base.identity import Identity
 from noloco_node.base.latest import remember
-from noloco_node.base.places import claimed
+from noloco_node.base.places import GONE, claimed
 from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, PortInUse, SwarmUnreachable, UsageError
 from noloco_node.transport.call_limits import CallLimits
 from noloco_node.transport.grpc_bridge import MAX_RPCS, SERVER_OPTIONS, FarEnd, Inbound, Outbound, Streams
@@ -207,11 +207,11 @@ class Libp2pTransport:
         return True
 
     async def place_seen(self, peer: str) -> str:
-        """As `place_of`, for a peer that may have a connection to p2pd, but no stream of ours."""
+        """As `place_of`, for a peer that has asked something and may have no stream of ours."""
         unknown = peer not in self._far_ends and peer not in self._connected
         if unknown and (far_end := await self._find_connected(peer)):
             remember(self._connected, peer, far_end.place, _MAX_KNOWN)
-        return self.place_of(peer) if peer in self._far_ends else self._connected.get(peer, peer)
+        return self.place_of(peer) if peer in self._far_ends else self._connected.get(peer, GONE)
 
     async def _find_connected(self, peer: str) -> FarEnd | None:
         with suppress(OSError):

@@ -24,7 +24,7 @@ from transport_peers import STEP_S, Exchange, OverLibp2p, Runs, drain, failure_o
 import noloco_node
 from noloco_node.base.addresses import ANY_LOCAL_PORT, ANY_PORT, Address, ip_address, parse
 from noloco_node.base.identity import Identity, peer_id_of
-from noloco_node.base.places import RELAYED
+from noloco_node.base.places import GONE, RELAYED
 from noloco_node.errors import IdentityInUse, NolocoError, SwarmUnreachable, UsageError
 from noloco_node.host.memory import process_bytes
 from noloco_node.peers import directory
@@ -476,7 +476,7 @@ async def test_a_peer_is_reached_only_where_it_is(net, tmp_path):
     assert client.met_at(server.peer_id) is not None and client.met_at(nobody) is None
     await until(lambda: server.met_at(client.peer_id) is not None)
     assert await server.place_seen(client.peer_id) == "127.0.0.1"
-    assert await server.place_seen(nobody) == nobody
+    assert await server.place_seen(nobody) == GONE, "one place, however many ids ask and are gone"
     assert server.place_of(server.peer_id) == "127.0.0.1"
 
 
