@@ -1,4 +1,4 @@
-"""A visitor that is killed leaves no files behind, above all not its key."""
+"""What a visitor sees; and one that is killed leaves no files behind, above all not its key."""
 
 import asyncio
 import os
@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from donors import record
+from virtual_clock import run_virtual
 
 import noloco_node
 from noloco_node.base.addresses import ANY_LOCAL_PORT
@@ -19,7 +21,8 @@ from noloco_node.base.identity import Identity
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.peers.directory import REFUSED
 from noloco_node.peers.record import PeerRecord
-from noloco_node.peers.visitor import Visitor
+from noloco_node.peers.run_registry import MAX_RUNS
+from noloco_node.peers.visitor import READS, Visitor
 from noloco_node.run import manifest
 from noloco_node.run.manifest import Signed
 from noloco_node.run.schema import Manifest
@@ -53,6 +56,32 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="nl-", dir="/tmp") as parent:  # short: sockets lie below it
         monkeypatch.setattr(tempfile, "tempdir", parent)
         yield Path(parent)
+
+
+def test_look_ups_that_last_too_long_cost_their_run_its_peers_and_no_more(tmp_path: Path) -> None:
+    """Anybody may announce runs, and have nodes of the DHT beside their keys that do not answer."""
+    author = Identity.load_or_create(tmp_path / "key")
+    known = [manifest.sign(Manifest(name="a-run", seed=seed), author) for seed in range(MAX_RUNS)]
+    honest = manifest.verify(known[-1]).run_id
+
+    async def peers_of(run: str) -> dict[str, PeerRecord]:
+        if run == honest:
+            return {"peer": record("peer", 5)}
+        await asyncio.sleep(10)
+        raise TimeoutError
+
+    async def runs() -> list[Signed]:
+        return known
+
+    async def story() -> None:
+        visit = Visitor(cast("Any", SimpleNamespace(introduce=lambda _: None)), [])
+        directory = SimpleNamespace(peers_of=peers_of, unanswered=None)
+        visit.runs, visit._directory = runs, cast("Any", directory)  # type: ignore[method-assign]
+        async with asyncio.timeout(READS * 10 + 1):
+            found = await visit.peers()
+        assert [run.peers for run in found.runs] == [0] * (MAX_RUNS - 1) + [1]
+
+    run_virtual(story())
 
 
 def begun(code: str, place: Path, *arguments: str) -> tuple[subprocess.Popen[str], Path]:
