@@ -297,6 +297,18 @@ async def _few(count, most):
     return count() <= most
 
 
+async def test_a_bootstrap_node_may_have_a_name_that_hivemind_takes_for_none(nodes, tmp_path):
+    """As Docker gives them, and as anybody's record may name, by which a node joins later."""
+    await nodes.start(member=False)
+    bootstrap = nodes.open[0][1].addresses()
+    transport = Libp2pTransport(Identity.load_or_create(tmp_path / "another"), ANY_LOCAL_PORT, bootstrap=bootstrap)
+    await transport.start()
+    swarm = Directory(transport.p2p, [replace(way, kind="dns4", host="a_rendezvous") for way in bootstrap])
+    nodes.open.append((swarm, transport))
+    await swarm.start()
+    assert swarm._node.protocol.routing_table.peer_id_to_uid
+
+
 async def test_a_bootstrap_node_outside_the_dht_is_unreachable(nodes, tmp_path):
     transport = Libp2pTransport(Identity.load_or_create(tmp_path / "bare"), ANY_LOCAL_PORT)
     await transport.start()
