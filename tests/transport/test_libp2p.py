@@ -543,6 +543,11 @@ async def test_a_record_may_name_what_hivemind_takes_for_no_name(net, tmp_path):
     await node.restart()
 
 
+async def test_a_node_may_announce_what_hivemind_takes_for_no_name(net):
+    node = await net.start(announce=[parse("/dns4/my_host/tcp/4001")])
+    assert node.addresses() == [parse(f"/dns4/my_host/tcp/4001/p2p/{node.peer_id}")]
+
+
 async def test_where_a_peer_is_stays_known_as_long_as_it_is_seen(net):
     """Of 1500 identities in one network, 500 were forgotten, and each was a place of its own."""
     node = net.make()

@@ -42,7 +42,7 @@ class P2pdControl:
         stream[1].close()
         found = []
         for binary in answer.identify.addrs:
-            with suppress(UsageError):  # of a kind that this program does not listen on
+            with suppress(UsageError, ValueError):  # a kind that it does not listen on; a name that it announces
                 found.append(parse(str(self._multiaddr(binary))))
         return [address for address in found if address.transport == "tcp"]
 

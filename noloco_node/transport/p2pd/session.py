@@ -86,7 +86,11 @@ class P2pdSession:
         await self._stack.aclose()
 
     async def _join_hivemind(self, runtime: RuntimeDirectory, hivemind: Hivemind) -> Any:
-        ours = type("P2P", (hivemind.p2p,), {"_UNIX_SOCKET_PREFIX": f"/unix{runtime.path}/"})
+        async def identify(p2p: Any) -> None:  # hivemind's own also puts addresses into words, and fails at some
+            p2p.peer_id, _ = await p2p._client.identify()
+
+        own = {"_UNIX_SOCKET_PREFIX": f"/unix{runtime.path}/", "_ping_daemon": identify}
+        ours = type("P2P", (hivemind.p2p,), own)
         p2p = await ours.replicate(hivemind.multiaddr(f"/unix{self.process.socket}"))  # type: ignore[attr-defined]
         self._stack.push_async_callback(p2p.shutdown)
         control = p2p._client.control
