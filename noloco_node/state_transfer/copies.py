@@ -28,8 +28,8 @@ behind."""
 KEPT_S = 60.0
 """A copy is kept for so long after its last download, so that one that broke off can resume."""
 COPIED_BYTES_S = 32e6
-"""That one place may cause to be copied, on average: who calls and hangs up again and again takes 3% of a core, and not
-more often than a link of 256 Mbit/s can carry a copy away."""
+"""That one place may cause to be copied, on average, without reading them to the end: who calls and hangs up again and
+again takes 3% of a core."""
 MAX_PLACES = 256
 """Remembered, those that caused a copy last."""
 MAX_COPIES = 2
@@ -109,10 +109,7 @@ class StateCopies:
         """The copy of that root hash, else a fresh one. `place`: of who asks. Raises NolocoError."""
         copy = self._fitting(root)
         if copy is None:
-            if self._taking is None:
-                self._taking = asyncio.create_task(self._take(self._turn_of(place)))
-                self._taking.add_done_callback(self._taken)
-            copy = await asyncio.shield(self._taking)
+            copy = await self._fresh(place)
         with self.using(copy):  # and for a while after that, in which its use begins
             if coding not in copy.hashing:  # not cancelled with its caller: its thread would go on
                 copy.hashing[coding] = asyncio.create_task(self._hash(copy, coding))
@@ -138,13 +135,22 @@ class StateCopies:
         stays = full and (self._held[-1].round >= first or not all(slowly() for slowly in self._held[-1].users))
         return next(iter([*same, *fresh[-1:], *(self._held[-1:] if stays else [])]), None)
 
-    def _turn_of(self, place: str) -> TokenBucket:
-        """To count a copy in that this place causes. Raises PeerRefused."""
-        caused = self._caused.get(place) or TokenBucket(COPIED_BYTES_S)
-        if caused.wait_s(asyncio.get_running_loop().time()):
-            raise PeerRefused(wire.Code.BUSY.reason)
-        remember(self._caused, place, caused, MAX_PLACES)
-        return caused
+    def was_read(self, place: str) -> None:
+        """A whole state: the next machine of the same house or laboratory gets one, too."""
+        self._caused.pop(place, None)
+
+    async def _fresh(self, place: str) -> StateCopy:
+        """For a place that has caused too many, the latest one that is still there. Raises PeerRefused."""
+        if self._taking is None:
+            caused = self._caused.get(place) or TokenBucket(COPIED_BYTES_S)
+            if caused.wait_s(asyncio.get_running_loop().time()):
+                if self._held:
+                    return self._held[-1]
+                raise PeerRefused(wire.Code.BUSY.reason)
+            remember(self._caused, place, caused, MAX_PLACES)
+            self._taking = asyncio.create_task(self._take(caused))
+            self._taking.add_done_callback(self._taken)
+        return await asyncio.shield(self._taking)
 
     async def _hash(self, copy: StateCopy, coding: Coding) -> wire.StateHeader:
         try:

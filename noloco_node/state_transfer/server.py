@@ -360,3 +360,5 @@ async def _answer(
                 raise PeerRefused(wire.Code.BUSY.reason)
             sent(len(chunk.data))
             yield chunk
+    if first == 0:
+        copies.was_read(ticket.at)

@@ -382,6 +382,14 @@ def test_who_hangs_up_while_the_state_is_hashed_does_not_have_it_hashed_anew(mon
     play(story())
 
 
+class HangsUp(Exception):
+    pass
+
+
+def hang_up() -> None:
+    raise HangsUp
+
+
 def test_one_place_causes_few_copies_of_a_large_state_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """That calls and hangs up once the copy before is dropped."""
 
@@ -392,7 +400,8 @@ def test_one_place_causes_few_copies_of_a_large_state_and_others_are_served(monk
         for n in range(20):
             channel = (await network.joining_node(f"n{n}")).channel("donor")
             if n % 5 == 0:
-                await fetch(channel, TERMS, Download(NUMBERS), Watcher())
+                with pytest.raises(HangsUp):
+                    await fetch(channel, TERMS, Download(NUMBERS), Watcher(TOTAL // 2, hang_up))
             else:
                 with pytest.raises(PeerRefused, match="busy"):
                     await fetch(channel, TERMS, Download(NUMBERS), Watcher())
@@ -401,6 +410,41 @@ def test_one_place_causes_few_copies_of_a_large_state_and_others_are_served(monk
         assert len(owner.asked) == 4
         channel = (await network.joining_node("elsewhere")).channel("donor")
         assert (await fetch(channel, TERMS, Download(NUMBERS), Watcher())).round == owner.round
+        await network.close()
+
+    monkeypatch.setattr(copies, "COPIED_BYTES_S", TOTAL / 290)
+    play(story())
+
+
+def test_a_place_that_has_caused_too_many_gets_what_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        network, owner = DonorNetwork(), Owner(DATA)
+        await network.donor("donor", owner)
+        network.network.places |= {"one": "one place", "two": "one place"}
+        with pytest.raises(HangsUp):
+            watcher = Watcher(TOTAL // 2, hang_up)
+            await fetch((await network.joining_node("one")).channel("donor"), TERMS, Download(NUMBERS), watcher)
+        owner.round += copies.SHARED_ROUNDS + 1
+        channel = (await network.joining_node("two")).channel("donor")
+        assert of(await fetch(channel, TERMS, Download(NUMBERS), Watcher())) == (12, DATA) and len(owner.asked) == 1
+        await network.close()
+
+    monkeypatch.setattr(copies, "COPIED_BYTES_S", TOTAL / 290)
+    play(story())
+
+
+def test_a_place_whose_nodes_read_their_states_may_cause_any_number_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As three machines of a laboratory that join a run of one node, minutes apart."""
+
+    async def story() -> None:
+        network, owner = DonorNetwork(), Owner(DATA)
+        await network.donor("donor", owner)
+        network.network.places |= {f"n{n}": "one place" for n in range(3)}
+        for n in range(3):
+            channel = (await network.joining_node(f"n{n}")).channel("donor")
+            assert (await fetch(channel, TERMS, Download(NUMBERS), Watcher())).round == owner.round
+            owner.round += copies.SHARED_ROUNDS + 1
+            await asyncio.sleep(copies.KEPT_S + 1)
         await network.close()
 
     monkeypatch.setattr(copies, "COPIED_BYTES_S", TOTAL / 290)
