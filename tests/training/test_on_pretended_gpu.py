@@ -235,6 +235,15 @@ def test_micro_batches_do_not_wait(gpu: PretendedGpu, replica: Callable[..., Rep
     assert len(seen.waits) == 1, lines(seen)
 
 
+def test_an_evaluation_waits_once(gpu: PretendedGpu, replica: Callable[..., Replica]) -> None:
+    """However many micro-batches it has."""
+    it = replica(micro_batch=1)
+    train(it, 1)
+    with gpu.watching() as seen:
+        it.evaluate()
+    assert len(seen.waits) == 1, lines(seen)
+
+
 def test_a_boundary_waits_a_few_times(gpu: PretendedGpu, replica: Callable[..., Replica]) -> None:
     it = replica()
     for _ in range(AT_FIRST + 1):
