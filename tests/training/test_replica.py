@@ -702,8 +702,8 @@ def test_trying_out_changes_nothing() -> None:
     assert torch.equal(tried.theta, sure.theta)
 
 
-@pytest.mark.parametrize(("examples", "judged"), [(2, 1), (16, 4), (2048, 4096 // 16)])
-def test_a_swap_is_judged_by_a_quarter_of_a_batch_and_no_more_than_4096_tokens(examples, judged):
+@pytest.mark.parametrize(("examples", "judged"), [(2, 1), (16, 4), (2048, 1024 // 16)])
+def test_a_swap_is_judged_by_a_quarter_of_a_batch_and_no_more_than_1024_tokens(examples, judged):
     run = small_run()
     run = run.model_copy(update={"inner": run.inner.model_copy(update={"batch_tokens": 16 * examples})})
     replica = small_replica(run=run)
