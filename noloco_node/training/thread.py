@@ -425,6 +425,9 @@ class TrainingThread:
             self._shortage_is_over(replica)
             phase.steps += 1
             self._read_clock(replica)
+        self._serve(replica)
+        if self._phase is not phase:
+            return  # a state was adopted during the last step: it is trained on before its first boundary
         offer, closed = self._boundary(replica)
         seconds = time.perf_counter() - phase.began
         done = self._done(replica, phase, seconds)
@@ -533,7 +536,6 @@ class TrainingThread:
         self._post(RolledBack(replica.round, saved.round if saved else None, reason))
 
     def _boundary(self, replica: Replica) -> tuple[Offer | None, str | None]:
-        self._serve(replica)
         with self._times.on("boundary"):
             try:
                 closed = self._why_closed(replica)

@@ -421,6 +421,25 @@ def test_a_state_that_is_adopted_in_the_middle_begins_the_phase_anew() -> None:
         assert (done.steps, done.tokens) == (40, 40 * 64)
 
 
+def test_a_state_that_is_adopted_at_the_very_end_of_a_phase_is_trained_on_too() -> None:
+    """It comes in the last step, which may take as long as to fetch a small state."""
+    donor, asked = small_replica("a"), []
+
+    def build() -> Replica:
+        replica = small_replica(run=small_run(steps=4))
+
+        def in_the_last_step() -> None:
+            if replica.steps == 3 and not asked:
+                asked.append(watched.thread.adopt(2, live_state(donor)))
+
+        return around_steps(replica, in_the_last_step)
+
+    with begun(build, rounds=3) as watched:
+        done = watched.until(PhaseEnded).done
+        answer(asked[0])
+        assert (done.round, done.tokens, done.tokens_total) == (3, 4 * 64, 8 * 64)
+
+
 def test_an_offer_may_be_opened_again_for_somebody_else() -> None:
     with begun() as watched:
         offer = watched.offer()
