@@ -184,18 +184,19 @@ class OwnStage:
         return False
 
     async def other_stages(self, run: Manifest, token: bytes, others: Collection[PeerRecord]) -> list[OtherStage]:
-        """Whose states make up the whole model with this one's."""
-        if self.at is None or run.model.task is not None:
+        """Whose states make up the whole model with this one's. Raises NolocoError where nothing could be made of
+        them."""
+        run.require_language()
+        if self.at is None:
             return []
         vocabulary = tokens.load(run.data.tokenizer, self._config.tokenizer).vocabulary
         found = []
         for stage in range(self.at.stages):
             if stage != self.at.stage:
-                layout, parameters = await asyncio.to_thread(
-                    part_layout, run, vocabulary, Position(stage, self.at.stages)
-                )
+                at = Position(stage, self.at.stages)
+                layout, parameters = await asyncio.to_thread(part_layout, run, vocabulary, at)
                 terms = StateTerms(bytes.fromhex(run.run_id), layout, token)
-                found.append(OtherStage(terms, parameters, self.peers(others, stage - self.at.stage)))
+                found.append(OtherStage(terms, parameters, self.peers(others, stage - self.at.stage), str(at)))
         return found
 
     def _folder(self, run: Manifest) -> Path:

@@ -590,7 +590,11 @@ class TrainingNode(BaseNode):
             await self._membership.look()
         run, terms = rules.run, client.StateTerms(bytes.fromhex(rules.run.run_id), ready.layout, self._token)
         own = OwnState(self._identity.peer_id, terms, ready.parameters, stats.round, stats.step, run.rounds)
-        stages = await self._own_stage.other_stages(run, self._token, self._membership.seen.values())
+        try:
+            stages = await self._own_stage.other_stages(run, self._token, self._membership.seen.values())
+        except NolocoError as error:
+            yield GatherView(failure=str(error), exit_code=error.exit_code)
+            return
         async with aclosing(self._collector.gather(own, self._thread, self.seen(), peers, stages)) as views:
             async for view in views:
                 yield view

@@ -223,8 +223,7 @@ def _fits(place: Weights, module: nn.Module) -> bool:
 
 def language(run: Manifest, sources: Sources, exported: Path | None = None) -> tokens.Tokenizer:
     """The run's tokenizer; an exported folder brings it. Raises UsageError for a run that trains no language model."""
-    if run.model.task is not None:
-        raise UsageError(f"{run.label} trains the task {run.model.task}, which is no language model: its package knows")
+    run.require_language()
     brought = exported / "tokenizer.json" if exported else None
     if brought is None or not brought.exists():
         return tokens.load(run.data.tokenizer, sources.tokenizer)

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr, field_
 
 from noloco_node.base.validation import listed, plain_table, shown
 from noloco_node.core import stability
+from noloco_node.errors import UsageError
 
 PRESETS = ("tiny", "125m", "350m", "1b", "7b")
 SOURCES = ("stdlib", "files", "hub")
@@ -317,6 +318,13 @@ class Manifest(Table):
     def label(self) -> str:
         """`tiny-3f9a2c81d0e4`: for people. Programs compare the whole run id."""
         return f"{self.name}-{self.run_id[:12]}"
+
+    def require_language(self) -> None:
+        """Raises UsageError where there is nothing to export, evaluate or sample."""
+        if self.model.task is not None:
+            raise UsageError(
+                f"{self.label} trains the task {self.model.task}, which is no language model: its package knows"
+            )
 
 
 def _additions(table: type[BaseModel]) -> dict[str, Any]:

@@ -65,6 +65,13 @@ class OtherStage:
     terms: StateTerms
     parameters: int
     there: Collection[PeerRecord]
+    name: str
+    """As in `stage 2 of 3`."""
+
+    def missing(self) -> SwarmUnreachable:
+        return SwarmUnreachable(
+            f"no node of stage {self.name} sent its state, and without it no model is whole: see `noloco-node peers`"
+        )
 
 
 class Collector:
@@ -130,6 +137,10 @@ class Collector:
         me = self._own
         oldest = me.round - STALE_ROUNDS
         donors = self._in_turn(there, me, peers, oldest)
+        turns = [self._in_turn(stage.there, me, peers, self._oldest(stage, me)) for stage in stages]
+        for stage, turn in zip(stages, turns, strict=True):
+            if not turn:
+                raise stage.missing()
         sizes = [me.parameters] * (1 + min(peers, len(donors)))
         for stage in stages:
             sizes += [stage.parameters] * min(peers, len(stage.there))
@@ -142,15 +153,18 @@ class Collector:
             if len(self.view.states) > peers:
                 break
             await self._take(folder, donor, None, oldest)
-        for stage in stages:
+        for stage, turn in zip(stages, turns, strict=True):
             before, oldest = len(self.view.states), self._oldest(stage, me)
-            for donor in self._in_turn(stage.there, me, peers, oldest):
+            for donor in turn:
                 if len(self.view.states) - before >= peers:
                     break
                 await self._take(folder, donor, stage, oldest)
+            if len(self.view.states) == before:
+                raise stage.missing()
         if len(self.view.states) == 1:
-            own = "" if stages else ", or leave --average out to export this one's"
-            raise SwarmUnreachable(f"no other node sent its state: see `noloco-node peers`{own}")
+            raise SwarmUnreachable(
+                "no other node sent its state: see `noloco-node peers`, or leave --average out to export this one's"
+            )
 
     def _oldest(self, stage: OtherStage, own: OwnState) -> int:
         """The earliest round of another stage's state that counts. Stages differ in speed, and so in round: the middle

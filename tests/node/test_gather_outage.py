@@ -11,7 +11,7 @@ from noloco_node.node.trainer import TrainingNode
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.record import PeerRecord
 from noloco_node.run.manifest import sign
-from noloco_node.run.schema import Manifest
+from noloco_node.run.schema import Manifest, ModelSpec
 from noloco_node.views.gather import GatherView
 
 
@@ -43,3 +43,14 @@ async def test_an_outage_costs_an_export_only_its_fresh_look(tmp_path: Path) -> 
     trainer._membership.seen = {"peer": record}
     assert [view.failure async for view in trainer.gather(1)] == ["enough"]
     assert collector.given == [record]
+
+
+async def test_nothing_is_fetched_of_a_run_whose_model_cannot_be_exported(tmp_path: Path) -> None:
+    author = Identity.load_or_create(tmp_path / "author.key")
+    run = Manifest(name="pictures", model=ModelSpec(task="blobs"))
+    trainer = TrainingNode(NodeConfig(home=tmp_path / "home"), lambda _: None, sign(run, author))
+    trainer._rules, trainer._thread = SimpleNamespace(run=run), object()
+    trainer._ready = SimpleNamespace(layout=bytes(32), parameters=1)
+    trainer._life = SimpleNamespace(state=NodeState.TRAINING)
+    (view,) = [view async for view in trainer.gather(1)]
+    assert "trains the task blobs, which is no language model" in view.failure and view.exit_code == 2

@@ -115,7 +115,7 @@ def test_another_stage_may_be_many_rounds_behind_but_none_of_its_nodes_behind_th
         for name, round in (("slow", 20), ("slower", 18), ("left behind", 5), ("liar", 20)):
             await network.donor(name, Owner(numbers(2), round=round), other)
         said = {"slow": 20, "slower": 18, "left behind": 20, "liar": BUDGET}
-        stage = OtherStage(other, NUMBERS // 2, [record(name, round=round) for name, round in said.items()])
+        stage = OtherStage(other, NUMBERS // 2, [record(name, round=round) for name, round in said.items()], "2 of 2")
         at = replace(OWN, round=40)
         return await gather(network, tmp_path, [record("mate", round=40)], 4, at=at, stages=[stage])
 
@@ -125,14 +125,30 @@ def test_another_stage_may_be_many_rounds_behind_but_none_of_its_nodes_behind_th
     assert done.skipped == (f"{name_of('left behind')}: old state",)
 
 
-def test_a_stage_alone_is_not_advised_to_export_itself(tmp_path: Path) -> None:
-    of_other = OtherStage(StateTerms(TERMS.run_id, b"2" * 32), 10, [])
-    gathered = [asyncio.run(gather(DonorNetwork(), tmp_path, [], 1, stages=stages)) for stages in ([], [of_other])]
-    assert ["leave --average out" in (each.failure or "") for each in gathered] == [True, False]
+@pytest.mark.parametrize("there", [[], [record("joins", "joining")], [record("gone")]])
+def test_a_stage_that_nobody_sends_ends_the_export_at_once(tmp_path: Path, there: list[PeerRecord]) -> None:
+    """Without it there is no whole model, however much else has come."""
+    of_others = [
+        OtherStage(StateTerms(TERMS.run_id, bytes([at]) * 32), NUMBERS // 2, those, f"{at} of 3")
+        for at, those in ((2, there), (3, [record("third")]))
+    ]
+
+    async def story() -> tuple[GatherView, int]:
+        network = DonorNetwork()
+        mate, third = Owner(numbers(1)), Owner(numbers(3))
+        await network.donor("mate", mate)
+        await network.donor("third", third, of_others[1].terms)
+        done = await gather(network, tmp_path, [record("mate")], 1, stages=of_others)
+        return done, len(mate.asked) + 2 * len(third.asked)
+
+    done, copies = asyncio.run(story())
+    assert done.exit_code == 10 and "no node of stage 2 of 3 sent its state" in (done.failure or "")
+    assert copies == (there == [record("gone")]), "nothing is fetched in vain where it is known before"
 
 
 def test_the_disk_must_have_room_for_the_states_of_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of_other = OtherStage(StateTerms(TERMS.run_id, b"2" * 32), 10 * OWN.parameters, [record(f"o{i}") for i in range(3)])
+    there = [record(f"o{i}") for i in range(3)]
+    of_other = OtherStage(StateTerms(TERMS.run_id, b"2" * 32), 10 * OWN.parameters, there, "2 of 2")
     needed = collect._PLACE_BYTES * (OWN.parameters + 2 * OWN.parameters + 2 * 10 * OWN.parameters)
     monkeypatch.setattr(collect.atomic_files, "free_bytes", lambda _: needed - 1)
 
