@@ -41,7 +41,10 @@ class Trained(nn.Module):
 
 
 def plain(module: nn.Module) -> nn.Module:
-    return module.module if isinstance(module, DistributedDataParallel) else module
+    """Without what names its weights otherwise: DistributedDataParallel, and torch's compiler, whose import takes
+    seconds."""
+    inner: Any = module.module if isinstance(module, DistributedDataParallel) else getattr(module, "_orig_mod", None)
+    return plain(inner) if inner is not None else module
 
 
 class Loop:
@@ -165,15 +168,16 @@ class LoopGradients(Gradients):
 @contextmanager
 def _within_this_process(module: nn.Module) -> Iterator[None]:
     """Its forward pass sends no buffers, and the next one in training sends them again."""
-    if not isinstance(module, DistributedDataParallel):
+    sends = next((part for part in module.modules() if isinstance(part, DistributedDataParallel)), None)
+    if sends is None:
         yield
         return
-    before = module.broadcast_buffers, module.require_forward_param_sync
-    module.broadcast_buffers = False
+    before = sends.broadcast_buffers, sends.require_forward_param_sync
+    sends.broadcast_buffers = False
     try:
         yield
     finally:
-        module.broadcast_buffers, module.require_forward_param_sync = before
+        sends.broadcast_buffers, sends.require_forward_param_sync = before
 
 
 class LoopOptimizer(Optimizer):
@@ -184,6 +188,7 @@ class LoopOptimizer(Optimizer):
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, before_step: Callable[[], None]) -> None:
         """`before_step` is called by the loop's thread before an optimizer changes these weights: this one, or another
         that has some of them."""
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self._parameters = [p for _, p in model.parameters(module)]
         self._adamw: Any = optimizer
         self.held = 0

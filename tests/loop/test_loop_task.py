@@ -173,6 +173,23 @@ def test_another_optimizers_moments_begin_afresh(
     other.turns.close()
 
 
+def test_what_torch_and_accelerate_put_around_them_changes_nothing() -> None:
+    """Else a partner without it would be of another model, and the moments would be nobody's."""
+    accelerate = pytest.importorskip("accelerate", reason="whose wrapper is tried")
+    bare, made = small(), small()
+    compiled = torch.compile(made, backend="eager")
+    assert model.layout_digest(Trained(compiled)) == model.layout_digest(Trained(bare))
+    adamw = torch.optim.AdamW(made.parameters(), lr=0.01)
+    given = accelerate.Accelerator(cpu=True).prepare(adamw)
+    replica = build_replica(RUN, "peer", brought=Loop(compiled, given, None, Turns()), device="cpu")
+    compiled(torch.ones(1, 4)).sum().backward()
+    given.step()
+    assert torch.equal(replica.theta, torch.cat([p.flatten() for _, p in model.parameters(made)])), "it has stepped"
+    assert len(replica.state().inner["optimizer"]) == 4
+    replica.close()
+    assert not adamw._optimizer_step_pre_hooks
+
+
 def test_moments_that_were_there_are_kept() -> None:
     made = small()
     optimizer = torch.optim.AdamW(made.parameters())
