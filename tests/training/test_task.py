@@ -147,6 +147,16 @@ def test_weights_that_no_checkpoint_holds_are_refused(kind: torch.dtype) -> None
         own(mixed)
 
 
+def test_gradients_that_have_no_norm_are_found_before_the_first_step() -> None:
+    class Table(nn.Embedding):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.argmax(1))
+
+    own(Table(4, 1)).try_out()
+    with pytest.raises(UsageError, match=r"cannot be trained on its data: .*Sparse"):
+        own(Table(4, 1, sparse=True)).try_out()
+
+
 class Frozen(nn.BatchNorm1d):
     def train(self, mode: bool = True) -> "Frozen":
         return super().train(False)

@@ -195,6 +195,7 @@ class Gradients:
         def backward() -> None:
             micro = next(split(batch, self._micro.size))
             self._backward(micro, 1.0)
+            self._optimizer.norm()  # sparse gradients have none
             if self._workers:
                 self._workers.try_out(micro, self.examples)
 
