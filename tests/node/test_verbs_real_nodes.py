@@ -151,7 +151,7 @@ def test_a_paused_node(nodes: list[Node]) -> None:
     assert seen(at(other, "ping", name(author), "--count", "1", "--json"))["lost"] == 0
     assert findings(at(author, "doctor", "--json"))["node"] == "ok"
     waited = at(author, "wait", "--for", "training", "--timeout", "0.5")
-    assert (waited.returncode, "is paused" in waited.stderr) == (1, True)
+    assert (waited.returncode, "is paused" in waited.stderr) == (6, True)
     assert at(author, "resume").returncode == 0
     assert at(author, "wait", "--for", "training", "--timeout", "30").returncode == 0
 
