@@ -61,7 +61,7 @@ def words_of(verb: str, nodes: RealNodes, deaf: str) -> list[str]:
         "swarm": ["swarm", "--nodes", "2"],
         "simulate": ["simulate", "--replicas", "2"],
         "export": ["export", "--to", str(nodes.root / "model"), *had],
-        "tokenize": ["tokenize", str(nodes.root / "text.txt"), "--out", str(nodes.root / "x.tokens")],
+        "tokenize": ["tokenize", str(nodes.root / "text.txt"), "--out", str(nodes.root / "x.tokens"), "--force"],
         "wait": ["wait", "--for", "training", "--timeout", "60", *home],
         "id": ["id", *home],
     }[verb]
