@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from fake_node import OTHER, PEERS, STATUS
+from ports import quiet_port
 
 from noloco_node.base.addresses import parse
 from noloco_node.base.peer_names import short_id
@@ -107,16 +107,13 @@ def test_watching_ends_with_the_node(running):
 
 @pytest.mark.parametrize("verb", ["peers", "ping x", "doctor --json"])
 def test_a_swarm_that_cannot_be_reached(verb, capsys):
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    assert main([*verb.split(), "--bootstrap", f"/ip4/127.0.0.1/tcp/{port}/p2p/{OTHER}"]) == 10
+    assert main([*verb.split(), "--bootstrap", f"/ip4/127.0.0.1/tcp/{quiet_port()}/p2p/{OTHER}"]) == 10
     assert "refuses the connection" in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("verb", ["peers", "ping x", "doctor --json"])
 def test_the_swarm_of_an_invitation(verb, capsys):
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
+    port = quiet_port()
     there = parse(f"/ip4/127.0.0.1/tcp/{port}/p2p/{OTHER}")
     word = invitation.write(Invitation((there,), 32 * "ab", OTHER))
     assert main([*verb.split(), "--bootstrap", word]) == 10

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ports import quiet_port
 
 from noloco_node.run import toml
 from noloco_node.run.schema import Manifest
@@ -118,18 +119,8 @@ def test_json(swarm, tmp_path):
     assert (tmp_path / "kept/node-2/identity.key").exists()
 
 
-def _is_free(port):
-    """Below those that the kernel gives out, so that nobody takes it meanwhile; and the next one, too."""
-    try:
-        for number in (port, port + 1):
-            socket.create_server(("127.0.0.1", number)).close()
-    except OSError:
-        return False
-    return True
-
-
 def test_a_web_page_for_each_node(swarm):
-    first = next(filter(_is_free, range(20_000 + os.getpid() % 8_000, 32_000, 2)))
+    first = quiet_port(in_a_row=2)
     with socket.create_server(("127.0.0.1", first + 1)):
         taken = swarm("--nodes", "2", "--web", f"127.0.0.1:{first}")
         _, err = taken.communicate(timeout=60)

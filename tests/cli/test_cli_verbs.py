@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 from fake_node import OTHER, STATUS
+from ports import quiet_port
 from reached import reached
 
 from noloco_node.base.addresses import parse
@@ -176,8 +177,7 @@ def address():
 
 
 def free_address():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return f"/ip4/127.0.0.1/tcp/{listening.getsockname()[1]}/p2p/{OTHER}"
+    return f"/ip4/127.0.0.1/tcp/{quiet_port()}/p2p/{OTHER}"
 
 
 def test_start_signs_the_manifest(node, home, capsys):

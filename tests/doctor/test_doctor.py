@@ -5,6 +5,7 @@ import socket
 from dataclasses import replace
 
 import pytest
+from ports import quiet_port
 
 from noloco_node.base import atomic_files
 from noloco_node.base.addresses import ANY_PORT, Address
@@ -124,8 +125,8 @@ async def test_a_card_that_another_program_fills_is_one_finding(tmp_path, monkey
 
 
 def test_a_port_in_use_is_found():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = quiet_port()
+    with socket.create_server(("127.0.0.1", port)):
         assert "in use" in probes.port(Address("ip4", "127.0.0.1", port))
     assert probes.port(Address("ip4", "127.0.0.1", port)) is None
 

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -46,24 +45,23 @@ def until(found: Callable[[], T | None], what: str | Callable[[], str], within_s
     return value
 
 
-def free_port() -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
 class Node:
     def __init__(
-        self, group: "RealNodes", name: str, *words: str, within: Sequence[str] = (), at: str = "127.0.0.1"
+        self,
+        group: "RealNodes",
+        name: str,
+        *words: str,
+        within: Sequence[str] = (),
+        at: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
-        """`within`: what its command is put behind, `ip netns exec ...`; `at`: the address it listens on."""
+        """`within`: what its command is put behind, `ip netns exec ...`; `at` and `port`: where it listens."""
         self.home = group.root / name
         self.log = group.root / f"{name}.out"
         self.group = group
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [*within, *group.program, *words, "--home", str(self.home), "--listen", f"/ip4/{at}/tcp/0"],
+                [*within, *group.program, *words, "--home", str(self.home), "--listen", f"/ip4/{at}/tcp/{port}"],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -199,8 +197,8 @@ class RealNodes:
         self.nodes.append(Node(self, "rendezvous", "bootstrap", within=within, at=at))
         return self.nodes[-1]
 
-    def node(self, name: str, *words: str, within: Sequence[str] = (), at: str = "127.0.0.1") -> Node:
-        self.nodes.append(Node(self, name, *words, "--threads", "1", within=within, at=at))
+    def node(self, name: str, *words: str, within: Sequence[str] = (), at: str = "127.0.0.1", port: int = 0) -> Node:
+        self.nodes.append(Node(self, name, *words, "--threads", "1", within=within, at=at, port=port))
         return self.nodes[-1]
 
     def last_lines(self, count: int = 30) -> str:

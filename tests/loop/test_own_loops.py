@@ -8,7 +8,8 @@ from functools import partial
 
 import pytest
 import torch
-from real_nodes import ROOT, Node, RealNodes, free_port, until
+from ports import quiet_port
+from real_nodes import ROOT, Node, RealNodes, until
 
 NODE = [sys.executable, "-m", "noloco_node"]
 LOOP = [sys.executable, str(ROOT / "tests" / "helpers" / "own_loop.py")]
@@ -33,7 +34,7 @@ def run_of(group: RealNodes) -> str:
 
 
 def island_of(processes: int) -> list[str]:
-    flags = ["--nproc-per-node", str(processes), "--master-port", str(free_port())]
+    flags = ["--nproc-per-node", str(processes), "--master-port", str(quiet_port())]
     return [sys.executable, "-m", "torch.distributed.run", *flags, LOOP[1]]
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_nodes import ROOT, Node, RealNodes, free_port, until
+from ports import quiet_port
+from real_nodes import ROOT, Node, RealNodes, until
 
 pytestmark = [
     pytest.mark.system,
@@ -37,7 +38,7 @@ class Prometheus:
         config.write_text(config.read_text().replace("15s", "1s"))
         self._nodes = folder / "nodes.yml"
         self._nodes.write_text("[]")
-        self._at = f"127.0.0.1:{free_port()}"
+        self._at = f"127.0.0.1:{quiet_port()}"
         flags = {"config.file": config, "storage.tsdb.path": folder / "data", "web.listen-address": self._at}
         words = [f"--{name}={value}" for name, value in flags.items()]
         self._process = subprocess.Popen(["prometheus", *words, "--log.level=warn"], stdin=subprocess.DEVNULL)

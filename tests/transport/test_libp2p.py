@@ -19,6 +19,7 @@ import base58
 import grpc
 import psutil
 import pytest
+from ports import quiet_port
 from transport_peers import STEP_S, Exchange, OverLibp2p, Runs, drain, failure_of, fragment, until
 
 import noloco_node
@@ -34,7 +35,7 @@ from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.p2pd import session
 from noloco_node.transport.p2pd.control import P2pdControl
 from noloco_node.transport.p2pd.process import P2pdProcess
-from noloco_node.transport.probe import free_port, is_free_for_udp
+from noloco_node.transport.probe import is_free_for_udp
 from noloco_node.transport.reachability import AUTO, ONLY
 from noloco_node.wire import mirror_pb2, peer_pb2
 from noloco_node.wire.mirror_pb2_grpc import HolePunchingStub, MirrorServicer
@@ -210,7 +211,7 @@ async def test_the_next_node_removes_leftovers_and_nothing_in_use(net, tmp_path,
 )
 async def test_the_end_of_p2pd_is_noticed_and_another_one_started(net, number, busy_s):
     """Channels stay usable, and the port is the same. A busy machine hears of the end late, and all at once."""
-    server, client = await net.start(Runs(list_no_runs)), await net.start()
+    server, client = await net.start(Runs(list_no_runs), last_port=quiet_port()), await net.start()
     stub, addresses = RunsStub(client.channel(server.peer_id)), server.addresses()
     await stub.List(peer_pb2.RunsRequest(), timeout=STEP_S)
     lost = asyncio.create_task(server.lost())
@@ -407,7 +408,7 @@ async def test_the_port_that_it_listens_on_is_not_the_one_that_its_router_has_fo
 async def test_a_node_that_learns_later_that_nobody_can_call_it_listens_for_quic(net, monkeypatch):
     monkeypatch.setattr(reachability, "KEEP_S", 0.2)
     await net.start(serves_relay=True)
-    node = await net.start()
+    node = await net.start(last_port=quiet_port())
     lost = asyncio.create_task(node.lost())
     assert is_free_for_udp(libp2p._same_port(node._listen, node._session.addresses))
     node._reach.verdict = reachability.RELAYED
@@ -435,14 +436,8 @@ async def test_a_node_is_called_through_a_relay(net):
 
 
 async def test_a_relay_may_announce_what_does_not_lead_to_it_yet(net, caplog):
-    with socket.socket() as theirs, socket.socket() as nobodys:
-        for held in (theirs, nobodys):
-            held.bind(("127.0.0.1", 0))
-        port, announced = theirs.getsockname()[1], nobodys.getsockname()[1]
-        theirs.close()
-        await net.start(
-            listen=replace(ANY_PORT, port=port), announce=[replace(ANY_LOCAL_PORT, port=announced)], serves_relay=True
-        )
+    port, announced = quiet_port(), [replace(ANY_LOCAL_PORT, port=quiet_port())]
+    await net.start(listen=replace(ANY_PORT, port=port), announce=announced, serves_relay=True)
     assert not [record.message for record in caplog.records if "relay" in record.message]
 
 
@@ -721,7 +716,7 @@ async def test_a_port_that_nobody_asked_for_and_another_program_has_is_replaced(
 
 
 async def test_the_last_port_is_taken_again(net, tmp_path):
-    port = free_port(ANY_LOCAL_PORT)
+    port = quiet_port()
     node = transport(tmp_path, last_port=port)
     try:
         await node.start()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from ports import quiet_port
 
 from noloco_node.base.addresses import EXAMPLE, Address, parse
 from noloco_node.errors import PortInUse, SwarmUnreachable
@@ -26,8 +27,7 @@ async def test_something_that_listens_is_enough():
 
 
 async def test_nobody_listens():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = quiet_port()
     with pytest.raises(SwarmUnreachable, match=rf"127.0.0.1:{port} refuses the connection. Is the bootstrap node"):
         await probe(at(port), 5.0)
 

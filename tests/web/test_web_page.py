@@ -16,6 +16,7 @@ import browser
 import pytest
 from browser import CHROMIUM, Tab
 from canned_node import BARE, CannedNode, busy
+from ports import quiet_port
 from real_nodes import Node, RealNodes, until
 from served_page import served
 
@@ -422,15 +423,15 @@ def test_before_the_first_word_of_the_node_it_says_that_it_connects(tab: Tab, tm
 
 
 def test_it_comes_back_with_the_node(tab: Tab, tmp_path: Path) -> None:
-    node = busy()
-    with served(node, tmp_path) as page:
+    node, port = busy(), quiet_port()
+    with served(node, tmp_path, port) as page:
         tab.go(page.url)
         tab.until(f"({FILLED}).rows === 8")
     tab.until("!document.querySelector('#banner').hidden")
     assert tab.value(FILLED)["rows"] == 8
     fresh = CannedNode()
     fresh.now = replace(BARE, round=7)
-    with served(fresh, tmp_path, urlsplit(page.url).port):
+    with served(fresh, tmp_path, port):
         tab.until("document.querySelector('#banner').hidden")
         tab.until(f"({FILLED}).rows === 1")
         assert tab.value(FILLED)["curves"] == [], "nothing of the life before"
