@@ -11,7 +11,9 @@ socket open when they fail, and its handlers run in tasks that nothing keeps or 
 """
 
 import asyncio
+import importlib.util
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
@@ -438,8 +440,9 @@ def _import_hivemind() -> Hivemind:
     thread: warning filters belong to the process, and a second thread that imports torch meanwhile could find it half
     initialised.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _parts_of("hivemind"):
         warnings.simplefilter("ignore")
+        from hivemind.dht.node import DHTNode  # noqa: F401 - brings all that peers/ imports
         from hivemind.p2p import P2P
         from hivemind.proto import p2pd_pb2
         from hivemind.utils.logging import use_hivemind_log_handler
@@ -447,6 +450,22 @@ def _import_hivemind() -> Hivemind:
     use_hivemind_log_handler("nowhere")
     logging.addLevelName(logging.WARNING, "WARNING")
     return Hivemind(P2P, Multiaddr, p2pd_pb2)
+
+
+@contextmanager
+def _parts_of(package: str) -> Iterator[None]:
+    """Importing a part of it runs not what the package itself does, unless that is done: hivemind's imports its
+    optimizers and with them scipy, 0.3 s and 46 MB."""
+    if package in sys.modules:
+        yield
+        return
+    spec = importlib.util.find_spec(package)
+    assert spec
+    sys.modules[package] = importlib.util.module_from_spec(spec)
+    try:
+        yield
+    finally:
+        del sys.modules[package]  # who imports the package later gets it whole
 
 
 def _same_port(listen: Address, found: Sequence[Address]) -> Address:

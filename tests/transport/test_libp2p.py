@@ -752,6 +752,23 @@ async def test_addresses(net, tmp_path):
             transport(tmp_path, announce=[wrong])
 
 
+def test_of_a_package_only_parts_are_imported_and_later_all_of_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "__init__.py").write_text("from whole import part\nmuch = part\n")
+    (tmp_path / "whole" / "part.py").touch()
+    with libp2p._parts_of("whole"):
+        from whole import part
+
+        assert not hasattr(sys.modules["whole"], "much")
+    import whole
+
+    with libp2p._parts_of("whole"):
+        assert whole.much is part and sys.modules["whole"] is whole
+    for name in ("whole", "whole.part"):
+        del sys.modules[name]
+
+
 async def test_hivemind_leaves_our_logging_and_signals_alone(net):
     handlers, interrupt = list(logging.root.handlers), signal.getsignal(signal.SIGINT)
     policy = asyncio.get_event_loop_policy()
