@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from patience import PATIENCE
 from xdist.scheduler import LoadFileScheduling
 
 import noloco_node
@@ -118,6 +119,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: next((i for i, part in enumerate(LONG) if item.nodeid.startswith(part)), len(LONG)))
+    for item in items if PATIENCE != 1 else ():
+        limit = item.get_closest_marker("timeout")
+        usual = float(limit.args[0] if limit else config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(usual * PATIENCE), append=False)
     if not config.getoption("--slow"):
         for item in items:
             if "slow" in item.keywords:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import PATIENCE
 from ports import quiet_port
 
 from noloco_node.run import toml
@@ -54,7 +55,7 @@ def swarm(tmp_path):
 
 
 def _until(true, complaint, patience_s=20):
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + patience_s * PATIENCE
     while not true():
         assert time.monotonic() < deadline, complaint
         time.sleep(0.05)
@@ -85,7 +86,7 @@ def _lives(process, tmp_path):
 
 def test_a_good_end(swarm):
     done = swarm("--nodes", "2", "--rounds", "3")
-    out, err = done.communicate(timeout=60)
+    out, err = done.communicate(timeout=60 * PATIENCE)
     assert (done.returncode, err) == (0, "")
     lines = out.splitlines()
     label = Manifest(name="tiny", rounds=3).label
@@ -104,7 +105,7 @@ def test_a_good_end(swarm):
 def test_json(swarm, tmp_path):
     (tmp_path / "mine.toml").write_text(toml.template("mine", rounds=2))
     done = swarm("--nodes", "2", "--run", "mine.toml", "--json", "--keep", "kept")
-    out, err = done.communicate(timeout=60)
+    out, err = done.communicate(timeout=60 * PATIENCE)
     assert done.returncode == 0
     shown = json.loads(out)
     assert (shown["schema"], shown["rounds"]) == (1, 2)
@@ -123,11 +124,11 @@ def test_a_web_page_for_each_node(swarm):
     first = quiet_port(in_a_row=2)
     with socket.create_server(("127.0.0.1", first + 1)):
         taken = swarm("--nodes", "2", "--web", f"127.0.0.1:{first}")
-        _, err = taken.communicate(timeout=60)
+        _, err = taken.communicate(timeout=60 * PATIENCE)
         assert taken.returncode == 5
         assert err.startswith(f"a web page cannot be served at 127.0.0.1:{first + 1} (")
     done = swarm("--nodes", "2", "--rounds", "2", "--json", "--web", f"localhost:{first}")
-    out, err = done.communicate(timeout=60)
+    out, err = done.communicate(timeout=60 * PATIENCE)
     assert done.returncode == 0, err
     assert [node["web"] for node in json.loads(out)["nodes"]] == [f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"]
     assert f"web pages, one per node: http://127.0.0.1:{first} to http://127.0.0.1:{first + 1}" in err
@@ -136,7 +137,7 @@ def test_a_web_page_for_each_node(swarm):
 @pytest.mark.parametrize("address", ["8090", "127.0.0.1:0", "127.0.0.1:65535", "here:80"])
 def test_an_address_that_cannot_be(swarm, address):
     done = swarm("--nodes", "2", "--web", address)
-    _, err = done.communicate(timeout=60)
+    _, err = done.communicate(timeout=60 * PATIENCE)
     assert done.returncode == 2
     assert err.startswith("--web must ")
 
@@ -145,14 +146,14 @@ def test_a_run_that_needs_each_nodes_own_files_is_refused_at_once(swarm, tmp_pat
     text = toml.template("mine").replace('source = "stdlib"', 'source = "files"')
     (tmp_path / "mine.toml").write_text(text)
     done = swarm("--run", "mine.toml")
-    _, err = done.communicate(timeout=60)
+    _, err = done.communicate(timeout=60 * PATIENCE)
     assert done.returncode == 2
     assert "swarm cannot pass --data to its nodes" in err
 
 
 def test_a_node_that_dies_does_not_stop_the_rest(swarm):
     done = swarm("--nodes", "3", "--rounds", "6", PRETEND="die")
-    out, err = done.communicate(timeout=60)
+    out, err = done.communicate(timeout=60 * PATIENCE)
     assert done.returncode == 1
     assert re.search(r"failed: disk full: free some space", out)
     assert len(re.findall(r"done +6/6", out)) == 2
@@ -163,7 +164,7 @@ def test_a_node_that_dies_does_not_stop_the_rest(swarm):
 
 def test_nodes_without_a_partner(swarm):
     done = swarm("--nodes", "2", "--rounds", "2", "--json", PRETEND="alone")
-    out, err = done.communicate(timeout=60)
+    out, err = done.communicate(timeout=60 * PATIENCE)
     assert done.returncode == 1
     assert "found no partner in any round" in err
     document = json.loads(out)
@@ -173,7 +174,7 @@ def test_nodes_without_a_partner(swarm):
 
 def test_no_rendezvous(swarm):
     done = swarm("--nodes", "2", PRETEND="none")
-    _, err = done.communicate(timeout=60)
+    _, err = done.communicate(timeout=60 * PATIENCE)
     assert done.returncode == 1
     assert err == "the rendezvous of the local swarm did not start: no network here\n"
 
@@ -184,7 +185,7 @@ def test_nothing_is_left_behind(swarm, tmp_path, how):
     directory = _lives(process, tmp_path)
     assert len(_processes(tmp_path / "t")) >= 4
     process.send_signal(how)
-    process.communicate(timeout=30)
+    process.communicate(timeout=30 * PATIENCE)
     assert process.returncode == (-9 if how == signal.SIGKILL else 130)
     _until(lambda: not _processes(tmp_path / "t") and not directory.exists(), "something is left")
 
@@ -193,6 +194,6 @@ def test_a_node_that_will_not_leave_is_killed(swarm, tmp_path):
     process = swarm("--nodes", "2", "--rounds", "1000", PRETEND="hang")
     directory = _lives(process, tmp_path)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=30 * PATIENCE)
     assert process.returncode == 130
     _until(lambda: not directory.exists(), "its files are left")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 from real_nodes import RealNodes, until
 from replicas import small_replica, small_run
 
@@ -20,7 +21,7 @@ from noloco_node.host.home import Home
 from noloco_node.run import manifest, signed_file
 
 PEER = "12D3KooWGRVwVSREWSbDM8oTn6QGPdtZKEUVDj5jSzbnYeXiGzVf"
-AT_ONCE_S, NODE_S = 3.0, 12.0
+AT_ONCE_S, NODE_S = 3.0 * PATIENCE, 12.0 * PATIENCE
 """By the clock of a busy machine; a node takes up to 10 s to leave."""
 NODES = ("start", "bootstrap", "join")
 LOOPBACK = ("--listen", "/ip4/127.0.0.1/tcp/0")
@@ -161,7 +162,7 @@ def test_the_second_one_ends_it_whatever_it_does(nodes: RealNodes) -> None:
         for line in ("works\n", "tidies up\n"):
             assert process.stdout.readline() == line
             process.send_signal(signal.SIGINT)
-        assert process.wait(5) == 130
+        assert process.wait(5 * PATIENCE) == 130
 
 
 def test_what_is_ignored_stays_ignored(nodes: RealNodes) -> None:

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE
+
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
@@ -48,7 +50,7 @@ def opened() -> Iterator["Tab"]:
 
 def _address(profile: Path, within_s: float = 30) -> tuple[int, str]:
     """Port and path of the protocol, as Chromium writes them down."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + within_s * PATIENCE
     while time.monotonic() < deadline:
         try:
             port, path = (profile / "DevToolsActivePort").read_text().splitlines()
@@ -124,7 +126,7 @@ class Tab:
 
     def until(self, expression: str, within_s: float = 30) -> Any:
         """Poll until it is true."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + within_s * PATIENCE
         while not (value := self.value(expression)):
             assert time.monotonic() < deadline, f"not within {within_s:g} s: {expression}; {self.complaints}"
             time.sleep(0.1)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pyte
+from patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = (sys.executable, "-m", "noloco_node")
@@ -57,7 +58,7 @@ class PretendTerminal:
 
     def until(self, found: Callable[[str], object], what: str, within_s: float = 15) -> str:
         """Look until it is so. Returns the screen."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + within_s * PATIENCE
         while not found(seen := self.text()):
             assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}\n{seen}"
             self._take(0.1)
@@ -72,7 +73,7 @@ class PretendTerminal:
 
     def ended(self, within_s: float = 15) -> int:
         """Its exit code. What it still writes is read, so that it does not wait for us."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + within_s * PATIENCE
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"still running: {self.text()}"
             self._take(0.1)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+from patience import PATIENCE
 
 from noloco_node import cli
 from noloco_node.run import invitation, toml
@@ -37,8 +38,8 @@ _looking = threading.Lock()
 
 
 def until(found: Callable[[], T | None], what: str | Callable[[], str], within_s: float = 90) -> T:
-    """Poll until `found` returns something true. Fails after `within_s`, times TEST_PATIENCE on a busy machine."""
-    deadline = time.monotonic() + within_s * float(os.environ.get("TEST_PATIENCE", "1"))
+    """Poll until `found` returns something true. Fails after `within_s`, longer on a busy machine."""
+    deadline = time.monotonic() + within_s * PATIENCE
     while not (value := found()):
         assert time.monotonic() < deadline, f"not within {within_s:g} s: {what if isinstance(what, str) else what()}"
         time.sleep(0.1)
@@ -124,7 +125,7 @@ class Node:
 
     def leave(self) -> None:
         self.command("leave")
-        assert self.process.wait(30) == 0, self.log.read_text()[-2000:]
+        assert self.process.wait(30 * PATIENCE) == 0, self.log.read_text()[-2000:]
 
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
@@ -159,7 +160,7 @@ class RealNodes:
             text=True,
             env=self.environ,
             cwd=self.root,
-            timeout=within_s,
+            timeout=within_s * PATIENCE,
             check=False,
         )
 

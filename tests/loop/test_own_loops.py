@@ -11,6 +11,8 @@ import torch
 from ports import quiet_port
 from real_nodes import ROOT, Node, RealNodes, until
 
+pytestmark = pytest.mark.timeout(300)
+
 NODE = [sys.executable, "-m", "noloco_node"]
 LOOP = [sys.executable, str(ROOT / "tests" / "helpers" / "own_loop.py")]
 ON_GPU = (

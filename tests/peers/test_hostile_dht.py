@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import msgpack
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from patience import PATIENCE
 from records import OTHER_RUN, RUN, presence, record
 
 from noloco_node.base.addresses import ANY_LOCAL_PORT
@@ -17,7 +18,7 @@ from noloco_node.peers.directory import Directory
 from noloco_node.transport.libp2p import Libp2pTransport
 
 STEP_S = 20.0
-STALL_S = 1.0
+STALL_S = 1.0 * PATIENCE
 """How long the event loop may stand still. An answer with a peer id of 120 kB once took 74 s."""
 
 

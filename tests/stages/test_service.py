@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 from memory_network.network import MemoryNetwork
+from patience import PATIENCE
 from stage_pairs import TinyPart
 
 from noloco_node.errors import PeerLost
@@ -52,7 +53,7 @@ class Node:
         return micro
 
     async def letter(self, within_s: float = 5.0) -> Letter:
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(within_s * PATIENCE):
             while True:
                 try:
                     return self.service.letters.get_nowait()
@@ -61,7 +62,7 @@ class Node:
 
 
 async def comes(found: Callable[[], bool], within_s: float = 3.0) -> None:
-    for _ in range(int(within_s / 0.01)):
+    for _ in range(int(within_s * PATIENCE / 0.01)):
         if found():
             return
         await asyncio.sleep(0.01)

@@ -19,6 +19,7 @@ import base58
 import grpc
 import psutil
 import pytest
+from patience import PATIENCE
 from ports import quiet_port
 from transport_peers import STEP_S, Exchange, OverLibp2p, Runs, drain, failure_of, fragment, until
 
@@ -42,8 +43,8 @@ from noloco_node.wire.mirror_pb2_grpc import HolePunchingStub, MirrorServicer
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub, RunsStub
 
 LIBP2P_NODE = Path(__file__).parents[1] / "helpers" / "libp2p_node.py"
-GONE_S = 5.0  # after kill -9, processes and files of a node are gone within this time
-NOTICED_S = 7.0  # a p2pd that hangs is killed after 4.8 s at most; the rest is for a busy machine
+GONE_S = 5.0 * PATIENCE  # after kill -9, processes and files of a node are gone within this time
+NOTICED_S = 7.0 * PATIENCE  # a p2pd that hangs is killed after 4.8 s at most; the rest is for a busy machine
 
 
 @pytest.fixture
