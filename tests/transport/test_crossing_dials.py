@@ -20,7 +20,10 @@ def test_they_swap_at_once() -> None:
         each = [{"host": host.address, "worker": number} for number, host in enumerate(hosts)]
         started = both.ask("start", START_S, each, params=FRAGMENT, variant="lattice:4")
         both.ask("connect", 10.0, addresses=[answer["address"] for answer in started])
-        both.ask("prepare", 30.0, [{"partners": [1]}, {"partners": [0]}], step=1)
-        began = time.monotonic()
-        both.ask("step", 30.0)
-        assert time.monotonic() - began < 5.0, "p2pd dialled no more for 5 s"
+        took_s = []
+        for step in (1, 2):
+            both.ask("prepare", 30.0, [{"partners": [1]}, {"partners": [0]}], step=step)
+            began = time.monotonic()
+            both.ask("step", 30.0)
+            took_s.append(time.monotonic() - began)
+        assert took_s[0] < took_s[1] + 5.0, "p2pd dialled no more for 5 s"

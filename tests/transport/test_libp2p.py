@@ -632,7 +632,7 @@ async def test_the_same_port_on_another_loopback_address_is_another_caller(net, 
 
 
 async def test_a_connection_without_calls_is_closed(net, monkeypatch):
-    quick = [(name, 200 if name == "grpc.max_connection_idle_ms" else value) for name, value in SERVER_OPTIONS]
+    quick = [(name, 400 if name == "grpc.max_connection_idle_ms" else value) for name, value in SERVER_OPTIONS]
     monkeypatch.setattr(libp2p, "SERVER_OPTIONS", quick)
     server, client = await net.start(Runs(list_no_runs), Exchange(echo)), await net.start()
     swap = ExchangeStub(client.channel(server.peer_id)).Swap(timeout=STEP_S)
