@@ -23,6 +23,8 @@ from noloco_node import loop
 STEP_S = 0.02
 NOISE = 0.3
 DEVICE = torch.device(os.environ.get("LOOP_DEVICE", "cpu"))
+if not {"RANK", "LOOP_ADAPTS"} & os.environ.keys():  # which need it
+    import without_compiler  # noqa: F401
 
 
 def network(wide: int) -> nn.Module:

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 import torch
+import without_compiler  # noqa: F401
 from torch import Tensor, nn
 
 from noloco_node.training.task import Batch, device_batch
