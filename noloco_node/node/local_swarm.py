@@ -150,14 +150,16 @@ class LocalSwarm:
         """Held-out loss of the mean of all nodes' last weights, as `export --average` would write them."""
         if run.stages:
             return self._eval_of_stages(run)
-        from noloco_node.checkpoints import checkpoint, listing
-        from noloco_node.publish.weights import mean_into
-        from noloco_node.training.build import build_replica
+        from noloco_node.checkpoints import listing
 
         whole = [member.home.run(run.run_id) / "checkpoints" for member in self.members if member.exit_code == 0]
         written = [checkpoints for directory in whole if (checkpoints := listing.kept(directory))]
         if not written:
             return None
+        from noloco_node.checkpoints import checkpoint
+        from noloco_node.publish.weights import mean_into
+        from noloco_node.training.build import build_replica
+
         replica = build_replica(run, "the mean of all", device="cpu")
         slow = (checkpoint.slow_weights(checkpoints, run.run_id, replica.layout) for checkpoints in written)
         mean_into(replica.module, (weights.phi for weights in slow))
