@@ -105,7 +105,7 @@ def test_a_run_whose_only_node_still_reads_its_data_has_somebody(real_nodes: Rea
 
 def test_coming_back_is_one_word(real_nodes: RealNodes) -> None:
     """After their nodes were all off, author and volunteer come back by `join` alone."""
-    run = real_nodes.paced(step_s=0.05, steps=10)
+    run = real_nodes.paced(step_s=0.05, steps=10, learning_rate=0.0002)
     author = real_nodes.node("one", "start", str(run), "--max-upload", "50MB", port=quiet_port())
     words = ("--max-download", "40MB", "--web", "127.0.0.1:0")
     volunteer = real_nodes.node("two", *author.invitation(), *words)
