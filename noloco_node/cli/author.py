@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from noloco_node.cli.options import home_of, print_json, whole_number
 from noloco_node.errors import NolocoError, UsageError
-from noloco_node.views.documents import SCHEMA, plain
+from noloco_node.views.documents import plain
 
 if TYPE_CHECKING:
     from noloco_node.base.identity import Identity
@@ -75,7 +75,7 @@ def check(args: argparse.Namespace) -> int:
 
     found = check_run(run, settings, say)
     if args.json:
-        print_json({"schema": SCHEMA, **plain(found)})
+        print_json(plain(found))
     else:
         _print_checked(run, found)
     return 0
@@ -151,7 +151,7 @@ def tokenize(args: argparse.Namespace) -> int:
     if args.json:
         found = {"tokens": {"train": train, "held_out": held_out}, "vocabulary": tokenizer.vocabulary}
         size = out.stat().st_size
-        print_json({"schema": SCHEMA, "path": str(out), "bytes": size, **found, "data": lines})
+        print_json({"path": str(out), "bytes": size, **found, "data": lines})
     else:
         print(f"wrote {out}: {train:,} tokens to train on, {held_out:,} held out. In run.toml:\n\n[data]")
         print("\n".join(f'{key} = "{value}"' for key, value in lines.items()))
@@ -182,7 +182,7 @@ def invite(args: argparse.Namespace) -> int:
         if not told:
             raise UsageError(f'{file.run.label} is open to all: only a run with membership = "invite" takes tokens')
         if args.json:
-            print_json({"schema": SCHEMA, "peer_id": peer, "run_id": file.run.run_id})
+            print_json({"peer_id": peer, "run_id": file.run.run_id})
         else:
             print(f"{name_of(peer)} may take part in it again: {told}")
         return 0
@@ -196,7 +196,7 @@ def invite(args: argparse.Namespace) -> int:
     if args.json:
         found = {"peer_id": peer, "run_id": file.run.run_id, "expires": expires}
         join = None if line is None else command
-        print_json({"schema": SCHEMA, **found, "token": invitation.token_word(token), "join": join})
+        print_json({**found, "token": invitation.token_word(token), "join": join})
         return 0
     print(f"until {until} this line lets {name_of(peer)}, and nobody else, take part in {file.run.label}:\n\n{command}")
     if line is None:
@@ -212,7 +212,7 @@ def revoke(args: argparse.Namespace) -> int:
         revoked = {*(file.amendment.revoked if file.amendment else ()), peer}
         told = _amend(home, file, author, revoked=tuple(sorted(revoked)))
     if args.json:
-        print_json({"schema": SCHEMA, "peer_id": peer, "run_id": file.run.run_id})
+        print_json({"peer_id": peer, "run_id": file.run.run_id})
     else:
         print(f"{name_of(peer)} may not take part in it any more: {told}")
     return 0

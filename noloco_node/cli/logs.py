@@ -17,7 +17,6 @@ from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host.config import LOG_LEVELS
 from noloco_node.host.home import Home
 from noloco_node.observe.jsonl import generations
-from noloco_node.views.documents import SCHEMA
 
 _POLL_S = 0.2
 _BLOCK = 64 << 10
@@ -33,7 +32,7 @@ def logs(args: argparse.Namespace) -> int:
     if args.level is not None:
         said = asyncio.run(_set_level(home, args.level))
         if args.json:
-            print_json({"schema": SCHEMA, "level": args.level})
+            print_json({"level": args.level})
             return 0
         print(said)
         if not args.follow:
@@ -43,7 +42,7 @@ def logs(args: argparse.Namespace) -> int:
     with home.log.open("rb") as file:
         found = last_lines(file, home.log, lines)
         if args.json:
-            print_json({"schema": SCHEMA, "file": str(home.log), "lines": found})
+            print_json({"file": str(home.log), "lines": found})
             return 0
         for line in chain(found, _added(file, home.log) if args.follow else ()):
             print(printable(line), flush=True)

@@ -37,7 +37,7 @@ def doctor(args: argparse.Namespace) -> int:
     findings = run_doctor(settings, show=not args.json)
     code = exit_code(findings)
     if args.json:
-        print_json({"schema": SCHEMA, "findings": [asdict(finding) for finding in findings], "exit_code": code})
+        print_json({"findings": [asdict(finding) for finding in findings], "exit_code": code})
     return code
 
 
@@ -75,7 +75,7 @@ def paths(args: argparse.Namespace) -> int:
     items = list(inventory(home_of(args)))
     if args.json:
         rows = [{**asdict(item), "path": str(item.path)} for item in items]
-        print_json({"schema": SCHEMA, "paths": rows})
+        print_json({"paths": rows})
         return 0
     from noloco_node.base.units import size
 
@@ -96,7 +96,7 @@ def runs(args: argparse.Namespace) -> int:
     removed = kept_runs.remove(home, there, args.remove) if args.remove else []
     if args.json:
         shown = {"runs": [asdict(run) for run in there if run not in removed], "removed": [r.run_id for r in removed]}
-        print_json({"schema": SCHEMA, **shown})
+        print_json(shown)
         return 0
     for run in removed:
         print(f"removed {run.label}, {size(run.bytes)}")
@@ -135,7 +135,7 @@ def bugreport(args: argparse.Namespace) -> int:
     contents = {"versions.txt": _versions(), **asyncio.run(_views(home)), "doctor.json": _doctor(home)}
     report.write(to, {**contents, **report.files(home)}, report.mask(home, os.environ))
     if args.json:
-        print_json({"schema": SCHEMA, "file": str(config.whole_path(str(to))), "bytes": to.stat().st_size})
+        print_json({"file": str(config.whole_path(str(to))), "bytes": to.stat().st_size})
     else:
         print(f"wrote {to}: keys and tokens are left out, addresses masked. Read it before you send it")
     return 0
@@ -179,7 +179,7 @@ def _doctor(home: Home) -> str:
 def settings(args: argparse.Namespace) -> int:
     found = config.explained(home_of(args), os.environ)
     if args.json:
-        print_json({"schema": SCHEMA, "settings": [asdict(setting) for setting in found]})
+        print_json({"settings": [asdict(setting) for setting in found]})
         return 0
     for setting in found:
         print(f"{setting.name:<22}  {setting.origin:<11}  {_written(setting.value)}")

@@ -33,7 +33,10 @@ def whole_number(text: str, flag: str, most: int, least: int = 1) -> int:
 
 
 def print_json(document: dict[str, Any]) -> None:
-    print(json.dumps(document, indent=2))
+    """A view, or anything else that a verb shows, under the schema of all of them."""
+    from noloco_node.views.documents import SCHEMA
+
+    print(json.dumps({"schema": SCHEMA, **document}, indent=2))
 
 
 # ---- verbs ----

@@ -19,7 +19,7 @@ from noloco_node.errors import NotReached, UsageError
 from noloco_node.host import config
 from noloco_node.host.home import Home
 from noloco_node.terminal.filter import COLUMNS, STATES, PeerFilter
-from noloco_node.views.documents import SCHEMA, document
+from noloco_node.views.documents import document
 from noloco_node.views.peers import PeerRow, PeersView, PingView
 from noloco_node.views.status import StatusView
 
@@ -212,7 +212,6 @@ def _pinged_document(found: Pinged) -> dict[str, Any]:
     from noloco_node.base.peer_names import name_of
 
     return {
-        "schema": SCHEMA,
         "peer_id": found.peer_id,
         "name": name_of(found.peer_id),
         "via": found.via,

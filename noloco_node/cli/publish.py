@@ -23,7 +23,6 @@ from noloco_node.host import config
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.run import signed_file
-from noloco_node.views.documents import SCHEMA
 from noloco_node.views.gather import GatherView
 
 if TYPE_CHECKING:
@@ -247,4 +246,4 @@ def _print_json(trained: "Trained", more: dict[str, Any]) -> None:
     states = [
         {"path": str(path), "round": r, "step": s} for path, (r, s) in zip(trained.paths, trained.states, strict=True)
     ]
-    print_json({"schema": SCHEMA, **about, "states": states, **more})
+    print_json({**about, "states": states, **more})

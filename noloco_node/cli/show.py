@@ -11,7 +11,7 @@ from noloco_node.cli.options import home_of, print_json
 from noloco_node.control import socket_client
 from noloco_node.errors import UsageError
 from noloco_node.host.home import Home
-from noloco_node.views.documents import SCHEMA, document, plain
+from noloco_node.views.documents import document, plain
 from noloco_node.views.status import StatusView
 
 _SHORTEST_S, _LONGEST_S = 0.2, 3600.0
@@ -71,7 +71,7 @@ async def _once(home: Home, every_s: float, as_json: bool) -> int:
     picture = await Poller(home, every_s, lambda: None).first()
     if as_json:
         shown = {"status": plain(picture.status), **plain(picture.peers), "history": plain(picture.history)}
-        print_json({"schema": SCHEMA, **shown})
+        print_json(shown)
         return 0
     width, height = shutil.get_terminal_size()  # COLUMNS and LINES come first
     print_once(screen(picture, Display(width=width, height=height, now=time.time(), every_s=every_s)))
@@ -85,7 +85,7 @@ def identity(args: argparse.Namespace) -> int:
     home = home_of(args).create()
     peer_id = Identity.load_or_create(home.identity).peer_id
     if args.json:
-        print_json({"schema": SCHEMA, "peer_id": peer_id, "name": name_of(peer_id), "home": str(home.root)})
+        print_json({"peer_id": peer_id, "name": name_of(peer_id), "home": str(home.root)})
     else:
         print(f"peer id  {peer_id}\nname     {name_of(peer_id)}\nhome     {home.root}")
     return 0

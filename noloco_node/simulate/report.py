@@ -16,7 +16,6 @@ from noloco_node.simulate.settings import Curve, Settings
 from noloco_node.simulate.sweep import Result
 from noloco_node.simulate.wallclock import Large, Timed, loss_after, seconds_to
 
-SCHEMA = 1
 ASSUMED = "assuming that a pair which trains on waits for nobody"
 
 
@@ -45,7 +44,6 @@ def comparison(found: Sequence[Result]) -> Table:
 def comparison_document(settings: Settings, curves: Sequence[Curve], found: Sequence[Result]) -> dict[str, Any]:
     shared = asdict(settings) | {part: getattr(settings, part).model_dump() for part in ("model", "data", "inner")}
     return {
-        "schema": SCHEMA,
         "settings": shared,
         "curves": [asdict(curve) for curve in curves],
         "results": [asdict(result) for result in found],
@@ -171,13 +169,12 @@ def stage_table(rows: Sequence[StageRow]) -> Table:
 def stage_document(network: Network, stages: int, tokens: int, rows: Sequence[StageRow]) -> dict[str, Any]:
     link = {"bandwidth_bytes_s": network.bandwidth_bytes_s, "latency_s": network.latency_s}
     chain = {"stages": stages, "micro_batch_tokens": tokens, "link": link}
-    return {"schema": SCHEMA, **chain, "rows": [asdict(row) for row in rows]}
+    return {**chain, "rows": [asdict(row) for row in rows]}
 
 
 def network_document(network: Network, rows: Sequence[NetworkRow], waiting: Sequence[Straggling]) -> dict[str, Any]:
     finite = {key: value if value != float("inf") else None for key, value in asdict(network).items()}
     return {
-        "schema": SCHEMA,
         "network": finite,
         "rows": [asdict(row) for row in rows],
         "stragglers": [asdict(row) for row in waiting],

@@ -9,7 +9,7 @@ from typing import Any
 
 from noloco_node.base.units import count, loss, rate, span
 from noloco_node.terminal.swarm_board import NodeProcess
-from noloco_node.views.documents import SCHEMA, document
+from noloco_node.views.documents import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,6 @@ class Outcome:
 
     def as_document(self) -> dict[str, Any]:
         return {
-            "schema": SCHEMA,
             "run_id": self.run_id,
             "rounds": self.rounds,
             "wall_s": round(self.wall_s, 3),
@@ -84,6 +83,4 @@ class Outcome:
 
 
 def _node(node: NodeProcess) -> dict[str, Any]:
-    shown = document(node.view) if node.view else {"name": node.label}
-    shown.pop("schema", None)
-    return {**shown, "exit_code": node.exit_code}
+    return {**(plain(node.view) if node.view else {"name": node.label}), "exit_code": node.exit_code}

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from noloco_node.base.validation import listed
-from noloco_node.cli.bench.output import SCHEMA, names
+from noloco_node.cli.bench.output import names
 from noloco_node.cli.options import Verbs, as_json, print_json, verb
 from noloco_node.errors import UsageError
 
@@ -52,7 +52,7 @@ def _codec(args: argparse.Namespace) -> int:
     with Progress() as say:
         rows = list(codec.run(params, devices, wanted, args.quick, say))
     if args.json:
-        print_json({"schema": SCHEMA, "params": params, "quick": args.quick, "rows": [asdict(row) for row in rows]})
+        print_json({"params": params, "quick": args.quick, "rows": [asdict(row) for row in rows]})
     else:
         _print(rows)
     return 0
@@ -78,7 +78,7 @@ def _training(args: argparse.Namespace) -> int:
     with Progress() as say:
         report = training.run(args.model, run, device, args.threads, say)
     if args.json:
-        print_json({"schema": SCHEMA, **asdict(report)})
+        print_json(asdict(report))
     else:
         _print_training(report)
     return 0

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from noloco_node.base.plots import Panel
     from noloco_node.bench.rows import Row
 
-SCHEMA = 1
-
 Cells = Mapping[str, Callable[["Row"], str]]
 """The titles of a table's columns, and what stands in each."""
 
@@ -64,7 +62,7 @@ def finish(  # noqa: PLR0913
         plots.draw(args.plot, title, settings, panels)
     if args.json:
         documents = [row.document() for row in rows]
-        print_json({"schema": SCHEMA, "bench": args.what, "quick": args.quick, **more, "rows": documents})
+        print_json({"bench": args.what, "quick": args.quick, **more, "rows": documents})
         return 0
     from noloco_node.terminal.table import Column, fitting, table
     from noloco_node.terminal.text import console
