@@ -4,11 +4,12 @@ import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from noloco_node.cli.options import as_json, print_json, verb
+from noloco_node.cli.options import as_json, option, print_json, verb
 from noloco_node.errors import UsageError
 from noloco_node.views.documents import plain
 
@@ -42,43 +43,32 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _training(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("what to compare").add_argument
+    add = partial(option, parser.add_argument_group("what to compare"))
     add(
-        "--algorithms",
-        metavar="LIST",
-        help="of noloco, noloco-paper, diloco, streaming, sparta, gasloc, fedavg, ddp, local; each may have settings, "
+        "--algorithms LIST",
+        "of noloco, noloco-paper, diloco, streaming, sparta, gasloc, fedavg, ddp, local; each may have settings, "
         "as noloco:beta=1:swaps=2 (alpha, beta, gamma, swaps, keep_norm, inner_steps, fragments, own, share); default: "
         "noloco,diloco,fedavg,ddp,local, with --links noloco",
     )
-    add(
-        "--overlap",
-        metavar="LIST",
-        help="eager, blocking, or delay=N: inner steps that a swap takes (default: as in run.toml)",
-    )
-    add("--seed", metavar="LIST", default="1", help="one, or several with commas: mean and deviation (default: 1)")
-    add("--sweep", action="store_true", help="try the same alphas and betas for each algorithm that has them")
-    add("--sweep-alphas", metavar="LIST", default="0.1,0.3,0.5", help="default: 0.1,0.3,0.5")
-    add("--sweep-betas", metavar="LIST", default="0.7,1,1.3", help="default: 0.7,1,1.3")
-    group = parser.add_argument_group("how to train")
-    add = group.add_argument
-    add("--run", metavar="FILE", help="a run.toml: its model, phases and codec, on Python's library (default: tiny)")
-    add("--replicas", metavar="N", type=int, default=8, help="default: 8")
-    add("--inner-steps", metavar="H", type=int, help="steps of a phase (default: as in run.toml)")
-    add("--rounds", metavar="N", type=int, default=24, help="phases of H steps (default: 24)")
-    add("--codec", metavar="NAME", help="the encoding of what is sent (default: as in run.toml)")
-    add(
-        "--non-iid",
-        dest="iid",
-        action="store_false",
-        help="each replica has its own modules (default: all read all)",
-    )
-    add("--learning-rate", metavar="X", type=float, help="peak of the inner learning rate (default: 0.003)")
-    add("--batch-tokens", metavar="N", type=int, help="tokens of one step of one replica (default: 1024)")
-    add("--held-out", metavar="N", type=int, default=64, help="sequences of each evaluation (default: 64)")
-    add("--precision", metavar="P", default="auto", help="of matrix products: fp32, bf16 or auto (default)")
-    add("--device", metavar="DEVICE", default="auto", help="auto, cpu or cuda (default: auto)")
-    add("--threads", metavar="N", type=int, help="CPU threads (default: torch's choice)")
-    add("--compile", action="store_true", help="use torch.compile: faster from a few hundred steps on")
+    add("--overlap LIST", "eager, blocking, or delay=N: inner steps that a swap takes (default: as in run.toml)")
+    add("--seed LIST", "one, or several with commas: mean and deviation (default: 1)", default="1")
+    add("--sweep", "try the same alphas and betas for each algorithm that has them")
+    add("--sweep-alphas LIST", "default: 0.1,0.3,0.5", default="0.1,0.3,0.5")
+    add("--sweep-betas LIST", "default: 0.7,1,1.3", default="0.7,1,1.3")
+    add = partial(option, parser.add_argument_group("how to train"))
+    add("--run FILE", "a run.toml: its model, phases and codec, on Python's library (default: tiny)")
+    add("--replicas N", "default: 8", type=int, default=8)
+    add("--inner-steps H", "steps of a phase (default: as in run.toml)", type=int)
+    add("--rounds N", "phases of H steps (default: 24)", type=int, default=24)
+    add("--codec NAME", "the encoding of what is sent (default: as in run.toml)")
+    add("--non-iid", "each replica has its own modules (default: all read all)", dest="iid", action="store_false")
+    add("--learning-rate X", "peak of the inner learning rate (default: 0.003)", type=float)
+    add("--batch-tokens N", "tokens of one step of one replica (default: 1024)", type=int)
+    add("--held-out N", "sequences of each evaluation (default: 64)", type=int, default=64)
+    add("--precision P", "of matrix products: fp32, bf16 or auto (default)", default="auto")
+    add("--device DEVICE", "auto, cpu or cuda (default: auto)", default="auto")
+    add("--threads N", "CPU threads (default: torch's choice)", type=int)
+    add("--compile", "use torch.compile: faster from a few hundred steps on")
     _stages(parser)
     _attack(parser)
     _clock(parser)
@@ -86,70 +76,60 @@ def _training(parser: argparse.ArgumentParser) -> None:
 
 
 def _stages(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("a model cut into stages (with --no-defences)").add_argument
-    add(
-        "--stages",
-        metavar="LIST",
-        default="1",
-        help="so many, each with --replicas of its own; 1 is the whole model (default: 1)",
-    )
-    add("--routing", metavar="LIST", default="random", help="of micro-batches between stages: random (default), fixed")
-    add("--activations", metavar="LIST", default="fp32", help="how they are coded: fp32 (default), bf16, int8")
+    add = partial(option, parser.add_argument_group("a model cut into stages (with --no-defences)"))
+    add("--stages LIST", "so many, each with --replicas of its own; 1 is the whole model (default: 1)", default="1")
+    add("--routing LIST", "of micro-batches between stages: random (default), fixed", default="random")
+    add("--activations LIST", "how they are coded: fp32 (default), bf16, int8", default="fp32")
 
 
 def _attack(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("attackers among the replicas (only noloco)").add_argument
+    add = partial(option, parser.add_argument_group("attackers among the replicas (only noloco)"))
     add(
-        "--attack",
-        metavar="LIST",
-        help="of nan, scale, sign-flip, noise, stale, creep, collude, hold, capture, or all; with --sweep with the "
+        "--attack LIST",
+        "of nan, scale, sign-flip, noise, stale, creep, collude, hold, capture, or all; with --sweep with the "
         "defences and without them, and without attackers",
     )
-    add("--attackers", metavar="LIST", help="how many of the replicas attack (default: 1)")
-    add("--no-defences", dest="defences", action="store_false", help="honest replicas believe whatever they get")
+    add("--attackers LIST", "how many of the replicas attack (default: 1)")
+    add("--no-defences", "honest replicas believe whatever they get", dest="defences", action="store_false")
 
 
 def _clock(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("modelled hours of a large model").add_argument
+    add = partial(option, parser.add_argument_group("modelled hours of a large model"))
     add(
-        "--links",
-        metavar="LIST",
-        help="Mbit/s; how long a swap takes follows from the link (overlaps without a number; all but noloco block)",
+        "--links LIST",
+        "Mbit/s; how long a swap takes follows from the link (overlaps without a number; all but noloco block)",
     )
-    add("--modelled-parameters", metavar="N", type=float, default=1e9, help="parameters of that model (default: 1e9)")
+    add("--modelled-parameters N", "parameters of that model (default: 1e9)", type=float, default=1e9)
     add(
-        "--modelled-step",
-        metavar="S",
+        "--modelled-step S",
+        "seconds of its inner step (default: 3, as 32k tokens of a 1 B model at 66 TFLOP/s, 40%% of an RTX 4090)",
         type=float,
         default=3.0,
-        help="seconds of its inner step (default: 3, as 32k tokens of a 1 B model at 66 TFLOP/s, 40%% of an RTX 4090)",
     )
 
 
 def _network(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    add = partial(option, parser)
     sizes = ",".join(str(1 << k) for k in range(1, 13))
-    add("--sizes", metavar="LIST", default=sizes, help="numbers of nodes (default: 2,4,8 to 4096)")
-    add("--latency", metavar="S", type=float, help="median seconds of a message (default: 1; with --stages 0.03)")
-    add("--sigma", metavar="X", type=float, default=0.5, help="deviation of the latency's logarithm (default: 0.5)")
-    add(
-        "--bandwidth", metavar="MBIT", type=float, help="of a link, Mbit/s (default: in the latency; with --stages 100)"
-    )
-    add("--vector", metavar="MB", type=float, default=250.0, help="what a node sends (default: 250)")
-    add("--speeds", metavar="X", type=float, default=0.3, help="sigma of the machines' speeds (default: 0.3)")
-    add("--jitter", metavar="X", type=float, default=0.1, help="sigma from phase to phase (default: 0.1)")
-    add("--seed", metavar="N", type=int, default=1, help="default: 1")
-    add = parser.add_argument_group("instead: nodes that each hold one stage of a model").add_argument
-    add("--stages", metavar="N", type=int, help="what links between them need, and how busy they are then")
-    add("--tflops", metavar="LIST", default="10,50", help="what a node really does a second, in TFLOP (default: 10,50)")
-    add("--activations", metavar="LIST", default="bf16,int8", help="of fp32, bf16, int8 (default: bf16,int8)")
-    add("--tokens", metavar="N", type=int, default=4096, help="of a micro-batch (default: 4096)")
+    add("--sizes LIST", "numbers of nodes (default: 2,4,8 to 4096)", default=sizes)
+    add("--latency S", "median seconds of a message (default: 1; with --stages 0.03)", type=float)
+    add("--sigma X", "deviation of the latency's logarithm (default: 0.5)", type=float, default=0.5)
+    add("--bandwidth MBIT", "of a link, Mbit/s (default: in the latency; with --stages 100)", type=float)
+    add("--vector MB", "what a node sends (default: 250)", type=float, default=250.0)
+    add("--speeds X", "sigma of the machines' speeds (default: 0.3)", type=float, default=0.3)
+    add("--jitter X", "sigma from phase to phase (default: 0.1)", type=float, default=0.1)
+    add("--seed N", "default: 1", type=int, default=1)
+    add = partial(option, parser.add_argument_group("instead: nodes that each hold one stage of a model"))
+    add("--stages N", "what links between them need, and how busy they are then", type=int)
+    add("--tflops LIST", "what a node really does a second, in TFLOP (default: 10,50)", default="10,50")
+    add("--activations LIST", "of fp32, bf16, int8 (default: bf16,int8)", default="bf16,int8")
+    add("--tokens N", "of a micro-batch (default: 4096)", type=int, default=4096)
     _output(parser)
 
 
 def _output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
-    group.add_argument("--plot", metavar="out.png", type=Path, help="draw the results (needs matplotlib)")
+    option(group, "--plot out.png", "draw the results (needs matplotlib)", type=Path)
     as_json(group)
 
 

@@ -1,9 +1,10 @@
 """`bench averaging`: peers that find their partners themselves, ours and hivemind's."""
 
 import argparse
+from functools import partial
 
 from noloco_node.cli.bench.output import Cells, check_plot, finish, names, numbers, shared
-from noloco_node.cli.options import Verbs, verb, whole_number
+from noloco_node.cli.options import Verbs, option, verb, whole_number
 
 ABOUT = """\
 Rounds of N peers that find one another themselves, without training: ours,
@@ -18,11 +19,11 @@ hivemind's, and ten minutes on two cores; `--quick` takes one.
 def options(what: Verbs) -> None:
     text = "rounds of peers that find one another, beside hivemind's"
     parser = verb(what, "averaging", text, "--quick", ABOUT)
-    add = parser.add_argument
-    add("--n", metavar="LIST", default="16", help="peers (default: 16)")
-    add("--rounds", metavar="N", default="5", help="of each peer (default: 5)")
-    add("--mbit", metavar="N", default="100", help="rate of the links, up and down (default: 100)")
-    add("--systems", metavar="LIST", help="only these, as 'noloco lattice:3' (default: all)")
+    add = partial(option, parser)
+    add("--n LIST", "peers (default: 16)", default="16")
+    add("--rounds N", "of each peer (default: 5)", default="5")
+    add("--mbit N", "rate of the links, up and down (default: 100)", default="100")
+    add("--systems LIST", "only these, as 'noloco lattice:3' (default: all)")
     shared(parser, "4 peers, 2 rounds")
 
 

@@ -1,9 +1,10 @@
 """`bench exchange`: how fast two nodes on this machine swap bytes, beside the layers below alone."""
 
 import argparse
+from functools import partial
 
 from noloco_node.cli.bench.output import Cells, check_plot, finish, shared
-from noloco_node.cli.options import Verbs, verb, whole_number
+from noloco_node.cli.options import Verbs, option, verb, whole_number
 
 ABOUT = """\
 How fast two processes on this machine swap bytes, both ways at once: by a
@@ -17,9 +18,9 @@ SIZE, QUICK_SIZE = 512, 64
 
 def options(what: Verbs) -> None:
     parser = verb(what, "exchange", "the exchange path beside its layers, on loopback", "--quick", ABOUT)
-    add = parser.add_argument
-    add("--mib", metavar="N", help=f"what each end sends (default: {SIZE})")
-    add("--repeats", metavar="N", default="5", help="timed turns (default: 5)")
+    add = partial(option, parser)
+    add("--mib N", f"what each end sends (default: {SIZE})")
+    add("--repeats N", "timed turns (default: 5)", default="5")
     shared(parser, f"{QUICK_SIZE} MiB, once")
 
 

@@ -3,11 +3,12 @@
 import argparse
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from noloco_node.base.validation import listed
 from noloco_node.cli.bench.output import names
-from noloco_node.cli.options import Verbs, as_json, print_json, verb
+from noloco_node.cli.options import Verbs, as_json, option, print_json, verb
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,20 +20,20 @@ PARAMS, QUICK_PARAMS = 100_000_000, 10_000_000
 
 def options(what: Verbs) -> None:
     training = verb(what, "training", "the training loop beside a plain PyTorch loop", "--model 125m --device cuda")
-    add = training.add_argument
-    add("--model", metavar="PRESET", default="tiny", help="as in a run.toml, for example 125m (default: tiny)")
-    add("--steps", metavar="N", type=int, default=50, help="timed steps (default: 50)")
-    add("--batch-tokens", metavar="N", type=int, help="tokens per step (default: 1024; 65536 on a GPU)")
-    add("--sequence-length", metavar="N", type=int, help="tokens per sequence (default: 128; 1024 on a GPU)")
-    add("--device", metavar="DEVICE", default="auto", help="cpu, cuda, or auto: a GPU if there is one (default)")
-    add("--threads", metavar="N", type=int, help="CPU threads (default: torch's choice)")
+    add = partial(option, training)
+    add("--model PRESET", "as in a run.toml, for example 125m (default: tiny)", default="tiny")
+    add("--steps N", "timed steps (default: 50)", type=int, default=50)
+    add("--batch-tokens N", "tokens per step (default: 1024; 65536 on a GPU)", type=int)
+    add("--sequence-length N", "tokens per sequence (default: 128; 1024 on a GPU)", type=int)
+    add("--device DEVICE", "cpu, cuda, or auto: a GPU if there is one (default)", default="auto")
+    add("--threads N", "CPU threads (default: torch's choice)", type=int)
     as_json(training)
     codec = verb(what, "codec", "bytes, error and speed of each codec", "--quick")
-    add = codec.add_argument
-    add("--quick", action="store_true", help="rough figures, in about 20 s: 10 M elements, little training")
-    add("--params", metavar="N", type=int, help="elements for the speed (default: 100000000; with --quick 10000000)")
-    add("--device", metavar="DEVICE", default="auto", help="cpu, cuda, or auto: all that exist (default)")
-    add("--codecs", metavar="LIST", help="only these, as bf16,lattice:4 (default: all)")
+    add = partial(option, codec)
+    add("--quick", "rough figures, in about 20 s: 10 M elements, little training")
+    add("--params N", "elements for the speed (default: 100000000; with --quick 10000000)", type=int)
+    add("--device DEVICE", "cpu, cuda, or auto: all that exist (default)", default="auto")
+    add("--codecs LIST", "only these, as bf16,lattice:4 (default: all)")
     as_json(codec)
 
 

@@ -2,10 +2,11 @@
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from noloco_node.cli.options import as_json, print_json, whole_number
+from noloco_node.cli.options import as_json, option, print_json, whole_number
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,9 +19,9 @@ Cells = Mapping[str, Callable[["Row"], str]]
 
 def shared(parser: argparse.ArgumentParser, quick: str) -> None:
     """`quick`: what `--quick` measures."""
-    add = parser.add_argument
-    add("--quick", action="store_true", help=quick)
-    add("--plot", metavar="out.png", type=Path, help="draw the results (needs matplotlib)")
+    add = partial(option, parser)
+    add("--quick", quick)
+    add("--plot out.png", "draw the results (needs matplotlib)", type=Path)
     as_json(parser)
 
 

@@ -1,10 +1,11 @@
 """`bench scale`: what a node takes for a round, by the number of nodes."""
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from noloco_node.cli.bench.output import Cells, check_plot, finish, numbers, shared
-from noloco_node.cli.options import Verbs, verb
+from noloco_node.cli.options import Verbs, option, verb
 
 if TYPE_CHECKING:
     from noloco_node.bench.rows import Row
@@ -20,9 +21,9 @@ MOST_REAL, MOST_VIRTUAL = 32, 16_384
 
 def options(what: Verbs) -> None:
     scale = verb(what, "scale", "what a node takes for a round, by the number of nodes", "--real 0", ABOUT)
-    add = scale.add_argument
-    add("--real", metavar="LIST", help="numbers of real nodes, 0 for none (default: 2,4,8,16; with --quick 2,4)")
-    add("--virtual", metavar="LIST", help="of nodes in virtual time, 0 for none (default: 64,256,1024,4096)")
+    add = partial(option, scale)
+    add("--real LIST", "numbers of real nodes, 0 for none (default: 2,4,8,16; with --quick 2,4)")
+    add("--virtual LIST", "of nodes in virtual time, 0 for none (default: 64,256,1024,4096)")
     shared(scale, "2 and 4 real nodes for 2 short rounds; 64 and 256 in virtual time")
 
 

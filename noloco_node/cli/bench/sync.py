@@ -1,11 +1,12 @@
 """`bench sync`: what an averaging step costs, ours and others', behind links of a known rate."""
 
 import argparse
+from functools import partial
 from itertools import product
 
 from noloco_node.base.extras import pip_install
 from noloco_node.cli.bench.output import Cells, check_plot, finish, names, numbers, shared
-from noloco_node.cli.options import Verbs, verb, whole_number
+from noloco_node.cli.options import Verbs, option, verb, whole_number
 from noloco_node.errors import UsageError
 
 ABOUT = """\
@@ -19,13 +20,13 @@ wait for their links. `--quick` takes a minute.
 
 def options(what: Verbs) -> None:
     parser = verb(what, "sync", "an averaging step behind slow links, beside all-reduces", "--quick", ABOUT)
-    add = parser.add_argument
-    add("--n", metavar="LIST", default="2,4,8", help="processes, even numbers (default: 2,4,8)")
-    add("--params", metavar="LIST", default="10000000,100000000", help="parameters (default: 10000000,100000000)")
-    add("--mbit", metavar="LIST", default="50,500", help="rates of the links, up and down (default: 50,500)")
-    add("--systems", metavar="LIST", help="only these, as 'noloco lattice:4,gloo fp32' (default: all)")
-    add("--repeats", metavar="N", default="5", help="timed steps; a rival's that takes 20 s is done once (default: 5)")
-    add("--seed", metavar="N", default="1", help="of the pairs (default: 1)")
+    add = partial(option, parser)
+    add("--n LIST", "processes, even numbers (default: 2,4,8)", default="2,4,8")
+    add("--params LIST", "parameters (default: 10000000,100000000)", default="10000000,100000000")
+    add("--mbit LIST", "rates of the links, up and down (default: 50,500)", default="50,500")
+    add("--systems LIST", "only these, as 'noloco lattice:4,gloo fp32' (default: all)")
+    add("--repeats N", "timed steps; a rival's that takes 20 s is done once (default: 5)", default="5")
+    add("--seed N", "of the pairs (default: 1)", default="1")
     shared(parser, "N 2, 1 M parameters, 50 Mbit/s, once")
 
 

@@ -2,10 +2,11 @@
 
 import argparse
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from noloco_node.cli.bench.output import Cells, check_plot, finish, names, shared
-from noloco_node.cli.options import Verbs, verb, whole_number
+from noloco_node.cli.options import Verbs, option, verb, whole_number
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,14 +24,14 @@ about 3 minutes for each system; `--quick` takes 3 in all.
 
 def options(what: Verbs) -> None:
     train = verb(what, "train", "time to a loss behind slow links, beside hivemind and DDP", "--goal 3.2", ABOUT)
-    add = train.add_argument
-    add("--systems", metavar="LIST", help="some of eager,blocking,hivemind,ddp (default: all)")
-    add("--nodes", metavar="N", default="4", help="2 to 8 (default: 4)")
-    add("--mbit", metavar="RATE", type=float, default=50.0, help="of each link, each way (default: 50)")
-    add("--seconds", metavar="S", type=float, help="of training (default: 120; with --quick 10)")
-    add("--steps", metavar="N", help="of a phase, for all systems but ddp (default: 8; with --quick 4)")
-    add("--step-s", metavar="S", type=float, help="seconds of a step (default: 1; with --quick 0.25)")
-    add("--goal", metavar="LOSS", type=float, help="held-out loss, in nats a byte (default: 3.0)")
+    add = partial(option, train)
+    add("--systems LIST", "some of eager,blocking,hivemind,ddp (default: all)")
+    add("--nodes N", "2 to 8 (default: 4)", default="4")
+    add("--mbit RATE", "of each link, each way (default: 50)", type=float, default=50.0)
+    add("--seconds S", "of training (default: 120; with --quick 10)", type=float)
+    add("--steps N", "of a phase, for all systems but ddp (default: 8; with --quick 4)")
+    add("--step-s S", "seconds of a step (default: 1; with --quick 0.25)", type=float)
+    add("--goal LOSS", "held-out loss, in nats a byte (default: 3.0)", type=float)
     shared(train, "a tiny model and 10 s of training: whether all systems run here")
 
 
