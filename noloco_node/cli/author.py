@@ -285,11 +285,10 @@ async def _join_line(home: "Home", run_id: str) -> str | None:
     from noloco_node.control import socket_client
 
     try:
-        async with socket_client.connected(home) as node:
-            view = await node.status()
-            return view.join if view.run_id == run_id else None
+        view = await socket_client.ask(home, socket_client.ControlClient.status)
     except NolocoError:
         return None
+    return view.join if view.run_id == run_id else None
 
 
 def _peer(text: str, author: "Identity") -> str:

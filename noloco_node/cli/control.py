@@ -58,8 +58,7 @@ def leave(args: argparse.Namespace) -> int:
 
 
 async def _change(home: Home, change: Callable[[ControlClient], Awaitable[StatusView]]) -> StatusView:
-    async with socket_client.connected(home) as node:
-        view = await change(node)
+    view = await socket_client.ask(home, change)
     if view.state == NodeState.RENDEZVOUS:
         raise UsageError(f"{view.name} is a rendezvous and does not train: `noloco-node leave` ends it")
     return view
@@ -68,8 +67,7 @@ async def _change(home: Home, change: Callable[[ControlClient], Awaitable[Status
 async def _awaited(home: Home) -> str | None:
     """What a leaving node waits for, if it reports that."""
     try:
-        async with socket_client.connected(home) as node:
-            return (await node.status()).waiting_for
+        return (await socket_client.ask(home, ControlClient.status)).waiting_for
     except NolocoError:
         return None
 
@@ -152,8 +150,7 @@ class _Wait:
 
     async def _reached(self) -> StatusView | None:
         try:
-            async with socket_client.connected(self._home) as node:
-                view = await node.status()
+            view = await socket_client.ask(self._home, ControlClient.status)
         except NoNodeRunning:
             return self._without_node()
         except (UsageError, Incompatible):

@@ -110,8 +110,7 @@ async def _held(home: Home) -> str | None:
     if home.holder() is None:
         return None
     try:
-        async with socket_client.connected(home) as node:
-            return (await node.status()).run_id or ""
+        return (await socket_client.ask(home, socket_client.ControlClient.status)).run_id or ""
     except NolocoError:
         return ""
 

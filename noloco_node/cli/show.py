@@ -9,16 +9,16 @@ from contextlib import suppress
 
 from noloco_node.cli.options import home_of, print_json
 from noloco_node.control import socket_client
+from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import UsageError
 from noloco_node.host.home import Home
 from noloco_node.views.documents import document, plain
-from noloco_node.views.status import StatusView
 
 _SHORTEST_S, _LONGEST_S = 0.2, 3600.0
 
 
 def status(args: argparse.Namespace) -> int:
-    view = asyncio.run(_status(home_of(args)))
+    view = asyncio.run(socket_client.ask(home_of(args), ControlClient.status))
     if args.json:
         print_json(document(view))
     else:
@@ -26,11 +26,6 @@ def status(args: argparse.Namespace) -> int:
 
         print_status(view, console())
     return 0
-
-
-async def _status(home: Home) -> StatusView:
-    async with socket_client.connected(home) as node:
-        return await node.status()
 
 
 def top(args: argparse.Namespace) -> int:

@@ -6,9 +6,9 @@ It connects to the socket first, before gRPC is even imported, so that `status` 
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from noloco_node.errors import Incompatible, NolocoError, NoNodeRunning, UsageError
 from noloco_node.host.config import home_flag
@@ -21,6 +21,8 @@ from noloco_node.views.status import StatusView
 
 if TYPE_CHECKING:
     import grpc.aio
+
+T = TypeVar("T")
 
 TIMEOUT_S = 5.0
 """A healthy node answers in milliseconds; one that is loading torch on a busy machine may need seconds."""
@@ -133,6 +135,12 @@ async def connected(home: Home) -> AsyncIterator[ControlClient]:
     no_limit = [("grpc.max_receive_message_length", -1)]  # a rendezvous may list a hundred thousand peers
     async with grpc.aio.insecure_channel(home.socket_url, options=no_limit) as channel:
         yield ControlClient(channel, home)
+
+
+async def ask(home: Home, question: Callable[[ControlClient], Awaitable[T]]) -> T:
+    """A single one: `ask(home, ControlClient.status)`."""
+    async with connected(home) as node:
+        return await question(node)
 
 
 def nobody(home: Home) -> NoNodeRunning:

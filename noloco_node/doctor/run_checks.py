@@ -89,8 +89,7 @@ def _skew(node: StatusView | None) -> ClockSkew | None:
 async def _node(home: Home) -> tuple[StatusView | None, str | None]:
     """The status of the node that runs here, or why it does not answer."""
     try:
-        async with socket_client.connected(home) as asked:
-            return await asked.status(), None
+        return await socket_client.ask(home, socket_client.ControlClient.status), None
     except NoNodeRunning as error:
         return None, str(error) if home.holder() is not None else None
     except NolocoError as error:

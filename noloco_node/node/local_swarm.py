@@ -17,6 +17,7 @@ from pathlib import Path
 from noloco_node.base import atomic_files
 from noloco_node.base.states import AT_WORK, ON_THE_WAY, NodeState
 from noloco_node.control import socket_client
+from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import PREFIX
 from noloco_node.host.home import Home
@@ -76,14 +77,12 @@ class Member:
     async def look(self) -> None:
         """Read its status; of a node that does not answer, the last one is kept."""
         with suppress(NolocoError):
-            async with socket_client.connected(self.home) as node:
-                self.view = await node.status()
+            self.view = await socket_client.ask(self.home, ControlClient.status)
 
     async def leave(self) -> None:
         """Over the control socket; a node without one yet gets the signal, which means the same."""
         try:
-            async with socket_client.connected(self.home) as node:
-                await node.leave()
+            await socket_client.ask(self.home, ControlClient.leave)
         except NolocoError:
             with suppress(ProcessLookupError):
                 self.process.terminate()
@@ -94,9 +93,8 @@ class Member:
             self.held = False
         if self.held and self.exit_code is None and self.view is not None and self.view.state == NodeState.PAUSED:
             with suppress(NolocoError):
-                async with socket_client.connected(self.home) as node:
-                    await node.resume()
-                    self.held = False
+                await socket_client.ask(self.home, ControlClient.resume)
+                self.held = False
 
 
 class LocalSwarm:

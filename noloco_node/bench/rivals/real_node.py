@@ -13,6 +13,7 @@ from typing import Any
 
 from noloco_node.bench.workers import descendants, serve
 from noloco_node.control import socket_client
+from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import PREFIX
 from noloco_node.host.home import Home
@@ -46,8 +47,7 @@ class Member:
             if self._process.poll() is not None:
                 raise NolocoError(f"a node ended: {self._last_words()}")
             with suppress(NolocoError):
-                async with socket_client.connected(self._home) as node:
-                    view = await node.status()
+                view = await socket_client.ask(self._home, ControlClient.status)
                 if view.state == state and view.peers_seen >= peers and view.rounds.committed >= committed:
                     return self._said(view)
             await asyncio.sleep(_POLL_S)
@@ -55,8 +55,7 @@ class Member:
         raise NolocoError(f"a node is not {state} with {peers} peers within {patience_s:.0f} s: {seen}")
 
     async def status(self) -> dict[str, Any]:
-        async with socket_client.connected(self._home) as node:
-            return self._said(await node.status())
+        return self._said(await socket_client.ask(self._home, ControlClient.status))
 
     def _said(self, view: Any) -> dict[str, Any]:
         """`rss`: bytes in memory, of the node and of its network daemon."""
@@ -67,14 +66,12 @@ class Member:
         }
 
     async def resume(self) -> dict[str, Any]:
-        async with socket_client.connected(self._home) as node:
-            await node.resume()
+        await socket_client.ask(self._home, ControlClient.resume)
         return {"at": time.time()}
 
     async def leave(self) -> None:
         with suppress(NolocoError):
-            async with socket_client.connected(self._home) as node:
-                await node.leave()
+            await socket_client.ask(self._home, ControlClient.leave)
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()

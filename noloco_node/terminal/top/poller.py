@@ -39,8 +39,7 @@ class Poller:
 
     async def first(self) -> Picture:
         """One picture. Raises NolocoError if the node does not answer."""
-        async with socket_client.connected(self._home) as node:
-            return await self._ask(node)
+        return await socket_client.ask(self._home, self._ask)
 
     async def keep(self) -> NoReturn:
         """Until it is cancelled."""
