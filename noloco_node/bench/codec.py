@@ -38,14 +38,6 @@ class Row:
     """For one fragment, without u itself. None where the system has no such figure."""
 
 
-@dataclass(frozen=True, slots=True)
-class SentBytes:
-    """The result of one swap."""
-
-    stats: CodecStats
-    relative_error: float
-
-
 def run(parameters: int, devices: Sequence[str], names: Sequence[str], quick: bool, say: Say) -> Iterator[Row]:
     """`devices`: of cpu and cuda. `quick`: with replicas that hardly trained."""
     plan = (replica_pairs.QUICK_PLAN, replica_pairs.QUICK_STEPS) if quick else ()
@@ -65,15 +57,15 @@ def _rows(name: str, device: str, meetings: Sequence[PairMeeting], speed: cost.S
     parameters = len(meetings[0].one.u)
     codecs = codec(name), codec(name)
     swaps = {met.apart_rounds: _swap(codecs, device, met, bytes([number])) for number, met in enumerate(meetings)}
-    for apart, swap in swaps.items():
+    for apart, (stats, error) in swaps.items():
         yield Row(
             codec=name.partition(":")[0],
             bits=BITS[name],
             device=device,
             apart_rounds=apart,
-            bytes_per_param=swap.stats.sent_bytes / parameters,
-            relative_error=swap.relative_error,
-            resent_share=swap.stats.missed_share,
+            bytes_per_param=stats.sent_bytes / parameters,
+            relative_error=error,
+            resent_share=stats.missed_share,
             encode_gb_s=speed.encode,
             decode_gb_s=speed.decode,
             copy_gb_s=speed.copy,
@@ -81,7 +73,8 @@ def _rows(name: str, device: str, meetings: Sequence[PairMeeting], speed: cost.S
         )
 
 
-def _swap(codecs: tuple[Codec, Codec], device: str, met: PairMeeting, exchange_id: bytes) -> SentBytes:
+def _swap(codecs: tuple[Codec, Codec], device: str, met: PairMeeting, exchange_id: bytes) -> tuple[CodecStats, float]:
+    """Of one side, and the relative error."""
     stats, squared = CodecStats(), 0.0
     for index, (mine, theirs) in enumerate(zip(met.one.fragments(device), met.other.fragments(device), strict=True)):
         ours, other = (
@@ -93,7 +86,7 @@ def _swap(codecs: tuple[Codec, Codec], device: str, met: PairMeeting, exchange_i
         other.learn()
         stats.add(ours.stats)
         squared += float((2 * c.double() - _difference(mine, theirs)).square().sum())
-    return SentBytes(stats, squared**0.5 / float(_difference(met.one, met.other).norm()))
+    return stats, squared**0.5 / float(_difference(met.one, met.other).norm())
 
 
 def _difference(one: Side, other: Side) -> Tensor:

@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from statistics import median
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ from noloco_node.training.build import build_replica
 from noloco_node.training.inner.gradients import ShortOfMemory
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
+
+T = TypeVar("T")
 
 PEER = "bench"
 VOCABULARY = 32_000
@@ -192,12 +195,13 @@ def in_turn(inner: Replica, run: Manifest, say: Say) -> tuple[list[tuple[float, 
     return losses, pairs[WARM_UP - 1 :]
 
 
-def _timed(step: Callable[[], float], device: torch.device) -> tuple[float, float]:
+def _timed(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
+    """What it returns, and its seconds."""
     _wait_for(device)
     began = time.perf_counter()
-    loss = step()
+    result = work()
     _wait_for(device)
-    return loss, time.perf_counter() - began
+    return result, time.perf_counter() - began
 
 
 def _wait_for(device: torch.device) -> None:
@@ -212,23 +216,18 @@ def stall(inner: Replica) -> float:
     device = inner.theta.device
     size = Cut.of(inner.parameters, FRAGMENT_ELEMENTS).each
     correction = torch.full((size,), 1e-6, device=device)
-    _wait_for(device)
-    began = time.perf_counter()
-    offer(inner)
-    for start in range(0, inner.parameters, size):
-        inner.slow.apply(start, correction[: inner.parameters - start], inner.round)
-    _wait_for(device)
-    return time.perf_counter() - began
+
+    def round_() -> None:
+        offer(inner)
+        for start in range(0, inner.parameters, size):
+            inner.slow.apply(start, correction[: inner.parameters - start], inner.round)
+
+    return _timed(round_, device)[1]
 
 
 def evaluating(inner: Replica) -> float:
     """Seconds of a round's evaluations: at its boundary, and of the swap, with it and without."""
-    began = time.perf_counter()
-    inner.evaluate()
-    inner.losses()
-    inner.losses_without()
-    _wait_for(inner.theta.device)
-    return time.perf_counter() - began
+    return _timed(lambda: (inner.evaluate(), inner.losses(), inner.losses_without()), inner.theta.device)[1]
 
 
 def offer(inner: Replica) -> tuple[Tensor, Tensor]:

@@ -20,9 +20,15 @@ from noloco_node.training.task import Task
 SMALL = Setting(hidden=16, layers=1, length=8, tokens=16, step_s=0.05, held_out=1, every_s=0.0)
 
 
+def built(setting: Setting, number: int = 0, weights: str | None = None) -> LocalSteps:
+    steps = LocalSteps()
+    steps.build(setting.options, number, weights)
+    return steps
+
+
 def test_a_step_takes_its_time_and_an_evaluation_does_not() -> None:
     pace = replace(SMALL, step_s=0.5)
-    steps = LocalSteps(pace.options, 0, None)
+    steps = built(pace)
     began = time.monotonic()
     steps.gradient(steps.module)
     assert time.monotonic() - began >= pace.step_s
@@ -34,7 +40,7 @@ def test_a_step_takes_its_time_and_an_evaluation_does_not() -> None:
 
 
 def test_everybody_trains_the_same_model_on_data_of_its_own() -> None:
-    one, other = (LocalSteps(SMALL.options, number, None) for number in (0, 1))
+    one, other = (built(SMALL, number) for number in (0, 1))
     assert isinstance(one.task, Task)
     assert all(torch.equal(*pair) for pair in zip(one.parameters, other.parameters, strict=True))
     (first,), (second,) = (next(paced.batches(steps.task, f"node {n}")) for n, steps in enumerate((one, other)))
@@ -44,8 +50,8 @@ def test_everybody_trains_the_same_model_on_data_of_its_own() -> None:
 
 def test_weights_are_left_and_judged_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(paced.WEIGHTS, "")  # removed again at the end
-    steps = LocalSteps(SMALL.options, 0, str(tmp_path))
-    optimizer = steps.adamw(steps.parameters)
+    steps = built(SMALL, weights=str(tmp_path))
+    optimizer = steps.adamw()
     steps.evaluate()
     assert not list(tmp_path.iterdir()), "nothing was trained yet"
     for _ in range(3):

@@ -45,7 +45,7 @@ class Member:
         self._world = len(addresses)
 
     def prepare(self, step: int, partners: Sequence[int]) -> Answer:
-        vectors.weights(len(self._vector), self._worker, step, self._vector)
+        vectors.weights(self._vector, self._worker, step)
         self._partners = partners
         return {"probe": vectors.probe(self._vector)}
 

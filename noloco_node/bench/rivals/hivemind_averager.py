@@ -79,7 +79,7 @@ class Member:
 
     async def prepare(self, step: int, partners: Sequence[int]) -> Answer:
         with self._averager.get_tensors() as (vector,):
-            vectors.weights(len(vector), self._worker, step, vector)
+            vectors.weights(vector, self._worker, step)
             before = vectors.probe(vector)
         self._step = self._averager.step(
             scheduled_time=get_dht_time() + MATCHMAKING_S, timeout=STEP_S, require_trigger=True, wait=False
@@ -98,7 +98,7 @@ class Member:
     def brings(self) -> Answer:
         """The vector before all rounds."""
         with self._averager.get_tensors() as (vector,):
-            vectors.weights(len(vector), self._worker, 1, vector)
+            vectors.weights(vector, self._worker, 1)
             return {"probe": vectors.probe(vector)}
 
     def rounds(self, count: int, patience_s: float) -> Answer:

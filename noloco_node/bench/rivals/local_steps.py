@@ -20,8 +20,12 @@ from noloco_node.run.schema import InnerSpec
 
 
 class LocalSteps:
-    def __init__(self, setting: Mapping[str, Any], number: int, weights: str | None) -> None:
-        """`number`: which of the nodes it is, for data of its own. `weights`: where it leaves its weights."""
+    """What a rival's `Member` is, beside how it synchronises."""
+
+    def build(self, setting: Mapping[str, Any], number: int, weights: str | None, **addresses: str) -> None:
+        """`number`: which of the nodes it is, for data of its own. `weights`: where it leaves its weights.
+        `addresses`: its own as `address`, that of the first node as `first`."""
+        self._number, self._addresses = number, addresses
         torch.set_num_threads(1)
         if weights:
             os.environ[paced.WEIGHTS] = weights
@@ -39,10 +43,10 @@ class LocalSteps:
     def parameters(self) -> list[nn.Parameter]:
         return list(self.module.parameters())
 
-    def adamw(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def adamw(self) -> torch.optim.Optimizer:
         """Matrices decay, the rest does not."""
         groups = [
-            {"params": [p for p in parameters if (p.dim() >= 2) is matrices], "weight_decay": decay}
+            {"params": [p for p in self.parameters if (p.dim() >= 2) is matrices], "weight_decay": decay}
             for matrices, decay in ((True, self._spec.weight_decay), (False, 0.0))
         ]
         return torch.optim.AdamW(groups, lr=self._spec.learning_rate, betas=self._spec.betas, fused=True)

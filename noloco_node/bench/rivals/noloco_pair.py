@@ -138,7 +138,7 @@ class Member:
 
     def prepare(self, step: int, partners: Sequence[int]) -> Answer:
         """The vector before a step, and with whom to swap it."""
-        _, moved = vectors.weights(len(self._u), self._worker, step, self._u)
+        moved = vectors.weights(self._u, self._worker, step)
         self._weights.vector.copy_(self._u)
         self._weights.begin()
         self._movement = _movement(moved, len(self._u))

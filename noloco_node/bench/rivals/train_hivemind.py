@@ -21,15 +21,11 @@ MATCHMAKING_S = 3.0
 TIMEOUT_S = 60.0
 
 
-class Member:
-    def build(self, setting: dict[str, Any], number: int, weights: str | None, address: str, first: str) -> None:
-        self._steps = LocalSteps(setting, number, weights)
-        self._address = address
-
+class Member(LocalSteps):
     def join(self, peers: list[str]) -> dict[str, Any]:
         import hivemind
 
-        where = [f"/ip4/{self._address}/tcp/0"]
+        where = [f"/ip4/{self._addresses['address']}/tcp/0"]
         self._dht = hivemind.DHT(host_maddrs=where, initial_peers=peers, start=True, await_ready=True)
         return {"peers": [str(address) for address in self._dht.get_visible_maddrs()]}
 
@@ -37,8 +33,7 @@ class Member:
         from hivemind import DecentralizedAverager
         from hivemind.compression import Float16Compression
 
-        parameters = self._steps.parameters
-        self._outer = [p.detach().clone() for p in parameters]
+        self._outer = [p.detach().clone() for p in self.parameters]
         self._averager = DecentralizedAverager(
             averaged_tensors=[torch.zeros_like(p) for p in self._outer],
             dht=self._dht,
@@ -53,25 +48,25 @@ class Member:
 
     def train(self, steps: int) -> dict[str, Any]:
         """`steps`: of a phase."""
-        return self._steps.begin(lambda: self._train(steps))
+        return self.begin(lambda: self._train(steps))
 
     def _train(self, steps: int) -> None:
-        inner = self._steps.adamw(self._steps.parameters)
+        inner = self.adamw()
         outer = torch.optim.SGD(self._outer, lr=0.7, momentum=0.9, nesterov=True)
         while True:
             control = None
             for step in range(steps):
-                left_s = (steps - step) * self._steps.setting.step_s
-                if control is None and left_s <= MATCHMAKING_S + self._steps.setting.step_s:
+                left_s = (steps - step) * self.setting.step_s
+                if control is None and left_s <= MATCHMAKING_S + self.setting.step_s:
                     control = self._schedule(left_s)
-                self._steps.gradient(self._steps.module)
-                self._steps.descend(inner)
+                self.gradient(self.module)
+                self.descend(inner)
             self._average(control)
             outer.step()
             with torch.no_grad():
-                for p, slow in zip(self._steps.parameters, self._outer, strict=True):
+                for p, slow in zip(self.parameters, self._outer, strict=True):
                     p.copy_(slow)
-            self._steps.evaluate()
+            self.evaluate()
 
     def _schedule(self, in_s: float) -> Any:
         from hivemind.utils import get_dht_time
@@ -82,18 +77,16 @@ class Member:
     def _average(self, control: Any) -> None:
         """The pseudo-gradient becomes the outer gradient: the mean of all, or its own where that fails."""
         with torch.no_grad(), self._averager.get_tensors() as averaged:
-            for into, slow, p in zip(averaged, self._outer, self._steps.parameters, strict=True):
+            for into, slow, p in zip(averaged, self._outer, self.parameters, strict=True):
                 into.copy_(slow - p)
         control.allow_allreduce()
-        self._steps.rounds, self._steps.alone = self._steps.rounds + 1, self._steps.alone + 1
+        self.rounds += 1
+        self.alone += 1
         with suppress(Exception):  # hivemind's many kinds of failed rounds
-            self._steps.alone -= control.result(TIMEOUT_S) is not None
+            self.alone -= control.result(TIMEOUT_S) is not None
         with self._averager.get_tensors() as averaged:
             for slow, found in zip(self._outer, averaged, strict=True):
                 slow.grad = found.clone()
-
-    def report(self) -> dict[str, Any]:
-        return self._steps.report()
 
 
 if __name__ == "__main__":

@@ -14,16 +14,14 @@ _PROBED = 1024
 """So many that a codec of few bits is not misjudged by chance: of 64 the distance left varied by a fifth."""
 
 
-def weights(parameters: int, worker: int, step: int, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The vector of one worker before a step, and a stretch of its movement."""
+def weights(out: Tensor, worker: int, step: int) -> Tensor:
+    """Fills it with the vector of one worker before a step. Returns a stretch of its movement."""
     shared = torch.empty(STRETCH).normal_(0, WEIGHT, generator=torch.Generator().manual_seed(1))
     own = torch.Generator().manual_seed(1000 * step + worker + 2)
     moved = torch.empty(STRETCH).normal_(0, MOVED, generator=own)
-    if out is None:
-        out = torch.empty(parameters)
     for part in torch.split(out, STRETCH):
         torch.add(shared[: len(part)], moved[: len(part)], out=part)
-    return out, moved
+    return moved
 
 
 def probe(vector: Tensor) -> list[float]:
