@@ -27,4 +27,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if getattr(args, "plot", None) is not None:  # before minutes of work
+        from noloco_node.base import plots
+
+        plots.check(args.plot)
     return int(_module(_MODULES[args.what]).run(args))

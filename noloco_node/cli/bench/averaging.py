@@ -3,7 +3,7 @@
 import argparse
 from functools import partial
 
-from noloco_node.cli.bench.output import Cells, check_plot, finish, names, numbers, shared
+from noloco_node.cli.bench.output import Cells, finish, names, numbers, shared
 from noloco_node.cli.options import Verbs, option, verb, whole_number
 
 ABOUT = """\
@@ -30,7 +30,6 @@ def options(what: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     ns = numbers(args.n, "--n", 64, 2)
     rounds, mbit = whole_number(args.rounds, "--rounds", 1000), whole_number(args.mbit, "--mbit", 99_999)
-    check_plot(args)
     from noloco_node.bench import averaging, links
     from noloco_node.terminal.progress import Progress
 

@@ -3,7 +3,7 @@
 import argparse
 from functools import partial
 
-from noloco_node.cli.bench.output import Cells, check_plot, finish, shared
+from noloco_node.cli.bench.output import Cells, finish, shared
 from noloco_node.cli.options import Verbs, option, verb, whole_number
 
 ABOUT = """\
@@ -27,7 +27,6 @@ def options(what: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     size = whole_number(args.mib or str(QUICK_SIZE if args.quick else SIZE), "--mib", 99_999)
     repeats = whole_number(args.repeats, "--repeats", 100)
-    check_plot(args)
     from noloco_node.bench import exchange
     from noloco_node.terminal.progress import Progress
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from noloco_node.base.validation import listed
-from noloco_node.cli.bench.output import names
+from noloco_node.cli.bench.output import names, print_table
 from noloco_node.cli.options import Verbs, as_json, option, print_json, verb
 from noloco_node.errors import UsageError
 
@@ -100,30 +100,22 @@ def _devices(wanted: str) -> list[str]:
 
 def _print(rows: "list[Row]") -> None:
     from noloco_node.base.units import share, size
-    from noloco_node.terminal.table import Column, fitting, table
-    from noloco_node.terminal.text import console
 
-    memory = Column("memory", 3, right=True)
-    cells: dict[Column, Callable[[Row], str]] = {
-        Column("codec"): lambda row: row.codec if row.codec != "lattice" else f"lattice:{row.bits}",
-        Column("device", 1): lambda row: row.device,
-        Column("apart", right=True): lambda row: str(row.apart_rounds),
-        Column("bytes/param", right=True): lambda row: f"{row.bytes_per_param:.3f}",
-        Column("error", right=True): lambda row: f"{row.relative_error:.3g}",
-        Column("resent", right=True): lambda row: share(row.resent_share, 1),
-        Column("encode", 5, right=True): lambda row: _speed(row.encode_gb_s, row.copy_gb_s),
-        Column("decode", 5, right=True): lambda row: _speed(row.decode_gb_s, row.copy_gb_s),
-        Column("copy", 4, right=True): lambda row: f"{row.copy_gb_s:.1f}",
-        memory: lambda row: size(row.peak_extra_bytes),
+    cells: dict[str, Callable[[Row], str]] = {
+        "codec": lambda row: row.codec if row.codec != "lattice" else f"lattice:{row.bits}",
+        "device": lambda row: row.device,
+        "apart": lambda row: str(row.apart_rounds),
+        "bytes/param": lambda row: f"{row.bytes_per_param:.3f}",
+        "error": lambda row: f"{row.relative_error:.3g}",
+        "resent": lambda row: share(row.resent_share, 1),
+        "encode": lambda row: _speed(row.encode_gb_s, row.copy_gb_s),
+        "decode": lambda row: _speed(row.decode_gb_s, row.copy_gb_s),
+        "copy": lambda row: f"{row.copy_gb_s:.1f}",
+        "memory": lambda row: size(row.peak_extra_bytes),
     }
-    columns, texts = list(cells), [[cell(row) for cell in cells.values()] for row in rows]
-    out = console()
-    shown = fitting(columns, texts, out.width)
-    out.print(table(columns, texts, shown))
-    notes = "encode, decode: GB of fp32 a second, and its share of a memory copy's"
-    if columns.index(memory) in shown:
-        notes += "; memory: peak for one fragment, without the vector"
-    print(notes)
+    print_table(rows, cells)
+    print("encode, decode: GB of fp32 a second, and its share of a memory copy's")
+    print("memory: peak for one fragment, without the vector")
 
 
 def _speed(gb_s: float, copy_gb_s: float) -> str:

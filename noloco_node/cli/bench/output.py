@@ -25,14 +25,6 @@ def shared(parser: argparse.ArgumentParser, quick: str) -> None:
     as_json(parser)
 
 
-def check_plot(args: argparse.Namespace) -> None:
-    """Before minutes of work."""
-    if args.plot is not None:
-        from noloco_node.base import plots
-
-        plots.check(args.plot)
-
-
 def numbers(text: str, flag: str, most: int, least: int = 1) -> list[int]:
     """`2,4,8`."""
     return [whole_number(each, flag, most, least) for each in text.split(",")]
@@ -65,6 +57,12 @@ def finish(  # noqa: PLR0913
         documents = [row.document() for row in rows]
         print_json({"bench": args.what, "quick": args.quick, **more, "rows": documents})
         return 0
+    print_table(rows, cells)
+    return 0
+
+
+def print_table(rows: Sequence[Any], cells: Mapping[str, Callable[[Any], str]]) -> None:
+    """Where the terminal is too narrow, the last columns are left out first, and the first three stay."""
     from noloco_node.terminal.table import Column, fitting, table
     from noloco_node.terminal.text import console
 
@@ -72,4 +70,3 @@ def finish(  # noqa: PLR0913
     texts = [[cell(row) for cell in cells.values()] for row in rows]
     out = console()
     out.print(table(columns, texts, fitting(columns, texts, out.width)))
-    return 0

@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from noloco_node.cli.bench.output import Cells, check_plot, finish, numbers, shared
+from noloco_node.cli.bench.output import Cells, finish, numbers, shared
 from noloco_node.cli.options import Verbs, option, verb
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ def options(what: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_plot(args)
     from noloco_node.bench import scale
 
     some = (scale.QUICK_REAL, scale.QUICK_VIRTUAL) if args.quick else (scale.REAL, scale.VIRTUAL)

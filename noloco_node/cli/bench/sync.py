@@ -5,7 +5,7 @@ from functools import partial
 from itertools import product
 
 from noloco_node.base.extras import pip_install
-from noloco_node.cli.bench.output import Cells, check_plot, finish, names, numbers, shared
+from noloco_node.cli.bench.output import Cells, finish, names, numbers, shared
 from noloco_node.cli.options import Verbs, option, verb, whole_number
 from noloco_node.errors import UsageError
 
@@ -42,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
     if odd := [n for n in ns if n % 2]:
         raise UsageError(f"--n takes even numbers, since nodes swap in pairs, not {odd[0]}")
     repeats, seed = whole_number(args.repeats, "--repeats", 100), whole_number(args.seed, "--seed", 10**9 - 1)
-    check_plot(args)
     from noloco_node.bench import links, sync
     from noloco_node.terminal.progress import Progress
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
-from noloco_node.cli.bench.output import Cells, check_plot, finish, names, shared
+from noloco_node.cli.bench.output import Cells, finish, names, shared
 from noloco_node.cli.options import Verbs, option, verb, whole_number
 from noloco_node.errors import UsageError
 
@@ -36,7 +36,6 @@ def options(what: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_plot(args)
     from dataclasses import replace
 
     from noloco_node.bench import train
