@@ -19,13 +19,21 @@ from noloco_node.simulate.wallclock import Large, Timed, loss_after, seconds_to
 ASSUMED = "assuming that a pair which trains on waits for nobody"
 
 
-def comparison(found: Sequence[Result]) -> Table:
-    table = Table(box=None, title="held-out loss at the end", title_justify="left")
-    table.add_column("algorithm", no_wrap=True, min_width=max(len(result.algorithm) for result in found))
-    staged = any(result.bytes_per_token for result in found)
-    headings = "averaged model", "replicas' mean", "spread", "bytes/param", *["bytes/token"] * staged, "seconds"
-    for heading in headings:
+def _table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
+    """Without rows. `words` and `numbers`: the headings of the columns, those on the left and those on the right."""
+    table = Table(box=None, title=title, title_justify="left")
+    for heading in words:
+        table.add_column(heading, no_wrap=True)
+    for heading in numbers:
         table.add_column(heading, justify="right")
+    return table
+
+
+def comparison(found: Sequence[Result]) -> Table:
+    staged = any(result.bytes_per_token for result in found)
+    numbers = "averaged model", "replicas' mean", "spread", "bytes/param", *["bytes/token"] * staged, "seconds"
+    table = _table("held-out loss at the end", ["algorithm"], numbers)
+    table.columns[0].min_width = max(len(result.algorithm) for result in found)
     for result in found:
         table.add_row(
             result.algorithm,
@@ -58,27 +66,20 @@ def attack_label(settings: Settings) -> str:
 def attack_table(rows: Sequence[tuple[Settings, Result]]) -> Table:
     """A row for each attack and number of attackers."""
     tried = sorted({settings.defences for settings, _ in rows})
-    table = Table(box=None, title_justify="left")
-    table.title = "held-out loss of the honest replicas at the end: their mean, and of their averaged model"
-    table.add_column("attack", no_wrap=True)
-    table.add_column("by", justify="right")
-    for defences in tried:
-        table.add_column("defended" if defences else "without defences", justify="right")
-        table.add_column("averaged", justify="right")
-    for heading in ("refused", "scaled", "taken back", "of the honest"):
-        table.add_column(heading, justify="right")
+    losses = [what for defences in tried for what in ("defended" if defences else "without defences", "averaged")]
+    title = "held-out loss of the honest replicas at the end: their mean, and of their averaged model"
+    table = _table(title, ["attack"], ["by", *losses, "refused", "scaled", "taken back", "of the honest"])
     by_row: dict[tuple[str, int], dict[bool, Result]] = {}
     for settings, result in rows:
         by_row.setdefault((settings.attack, settings.attackers), {})[settings.defences] = result
     for (attack, attackers), results in by_row.items():
-        losses = []
-        for defences in tried:
-            result = results[defences]
-            losses.append(_with_error(result.replica_mean_loss, result.replica_mean_loss_sd))
-            losses.append(f"{result.averaged_model_loss:.3f}")
+        cells = []
+        for result in (results[defences] for defences in tried):
+            cells.append(_with_error(result.replica_mean_loss, result.replica_mean_loss_sd))
+            cells.append(f"{result.averaged_model_loss:.3f}")
         last = results[tried[-1]]
         done = (last.failed_swaps, last.scaled_swaps, last.taken_back, last.taken_back_from_honest)
-        table.add_row(attack or "nobody", str(attackers), *losses, *map(str, done))
+        table.add_row(attack or "nobody", str(attackers), *cells, *map(str, done))
     return table
 
 
@@ -86,24 +87,10 @@ def clock_table(large: Large, timed: Sequence[Timed]) -> Table:
     """For each link: the loss at the end and its hours, the loss of each when the first one ends, and its hours to the
     loss that all reach."""
     goal = max(min(way.losses) for way in timed)
-    table = Table(
-        box=None,
-        title=f"a model of {large.parameters / 1e9:g} B parameters, {large.step_s:g} s a step, "
-        f"{large.bytes_per_parameter:.2f} bytes a parameter",
-        title_justify="left",
-    )
-    for heading in ("Mbit/s", "algorithm", "overlap"):
-        table.add_column(heading, no_wrap=True)
-    for heading in (
-        "steps late",
-        "swap",
-        "loss at the end",
-        "hours",
-        "when the first ends",
-        f"hours to {goal:.3f}",
-        "bytes/param",
-    ):
-        table.add_column(heading, justify="right")
+    sizes = f"a model of {large.parameters / 1e9:g} B parameters, {large.step_s:g} s a step"
+    ends = "steps late", "swap", "loss at the end", "hours", "when the first ends", f"hours to {goal:.3f}"
+    title = f"{sizes}, {large.bytes_per_parameter:.2f} bytes a parameter"
+    table = _table(title, ["Mbit/s", "algorithm", "overlap"], [*ends, "bytes/param"])
     for way in timed:
         first_s = min(other.seconds[-1] for other in timed if other.mbit_s == way.mbit_s)
         late = way.simulated.partition("=")[2]
@@ -143,9 +130,7 @@ def straggler_table(rows: Sequence[Straggling]) -> Table:
 def _by_nodes(title: str, cells: Sequence[tuple[int, str, str]]) -> Table:
     """`cells`: number of nodes, method, and the text for both."""
     methods = list(dict.fromkeys(method for _, method, _ in cells))
-    table = Table(box=None, title=title, title_justify="left")
-    for heading in ("nodes", *methods):
-        table.add_column(heading, justify="right")
+    table = _table(title, [], ["nodes", *methods])
     for n in sorted({n for n, _, _ in cells}):
         at = {method: text for nodes, method, text in cells if nodes == n}
         table.add_row(f"{n:,}", *(at.get(method, "-") for method in methods))
@@ -154,15 +139,11 @@ def _by_nodes(title: str, cells: Sequence[tuple[int, str, str]]) -> Table:
 
 def stage_table(rows: Sequence[StageRow]) -> Table:
     title = "Mbit/s that a node's link needs between stages,\nand how busy nodes are, by micro-batches in flight"
-    table = Table(box=None, title=title, title_justify="left")
-    for heading in ("model", "TFLOP/s", "codec", "bytes/token", "Mbit/s"):
-        table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
-    for in_flight in rows[0].busy:
-        table.add_column(f"busy {in_flight}", justify="right", no_wrap=True)
+    busy = [f"busy {in_flight}" for in_flight in rows[0].busy]
+    table = _table(title, ["model"], ["TFLOP/s", "codec", "bytes/token", "Mbit/s", *busy])
     for row in rows:
-        busy = (f"{share:.0%}" for share in row.busy.values())
         cells = f"{row.tflops:g}", row.activations, f"{row.bytes_per_token:,.0f}", f"{row.needed_mbit_s:,.0f}"
-        table.add_row(row.model, *cells, *busy)
+        table.add_row(row.model, *cells, *(f"{share:.0%}" for share in row.busy.values()))
     return table
 
 
@@ -173,9 +154,8 @@ def stage_document(network: Network, stages: int, tokens: int, rows: Sequence[St
 
 
 def network_document(network: Network, rows: Sequence[NetworkRow], waiting: Sequence[Straggling]) -> dict[str, Any]:
-    finite = {key: value if value != float("inf") else None for key, value in asdict(network).items()}
     return {
-        "network": finite,
+        "network": asdict(network),
         "rows": [asdict(row) for row in rows],
         "stragglers": [asdict(row) for row in waiting],
     }
