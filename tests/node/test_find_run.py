@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from memory_network.network import MemoryNetwork
+from memory_network.network import MemoryNetwork, started
+from rendezvous import knows
 from virtual_clock import run_virtual
 
 from noloco_node.base.addresses import Address
@@ -26,7 +27,6 @@ from noloco_node.run import manifest, signed_file
 from noloco_node.run.manifest import Signed
 from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
-from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server
 
 MEET = ["rendezvous"]
 
@@ -109,22 +109,15 @@ def _found(announced_at: float | None, unfinished: Signed | None, run: Signed) -
     async def main() -> tuple[Signed, float]:
         network = MemoryNetwork(random.Random(0))
         rendezvous, us = network.join("rendezvous"), network.join("us")
-        known = run_registry.RunRegistry(rendezvous.caller)
-        rendezvous.serve(lambda server: add_RunsServicer_to_server(known, server))
-        for member in (rendezvous, us):
-            await member.start()
-        loop = asyncio.get_running_loop()
+        loop, known = asyncio.get_running_loop(), knows(rendezvous)
         began = loop.time()
         if announced_at is not None:
             loop.call_later(announced_at, known.add, run)
-        try:
+        async with started(rendezvous, us):
             signed = await find_run.ask(
                 us.channel, ["rendezvous"], lambda known, _: known[0].signed, lambda _: None, unfinished
             )
             return signed, loop.time() - began
-        finally:
-            for member in (us, rendezvous):
-                await member.close()
 
     return run_virtual(main())
 
@@ -138,13 +131,9 @@ def test_of_what_several_rendezvous_know_one_must_be_named(tmp_path: Path) -> No
         network = MemoryNetwork(random.Random(0))
         us, *ways_in = (network.join(name) for name in ("us", "first", "second"))
         for member, run, there in zip(ways_in, (one, other), (0, training), strict=True):
-            known = run_registry.RunRegistry(member.caller, lambda _, there=there: there)
-            known.add(run)
-            member.serve(lambda server, known=known: add_RunsServicer_to_server(known, server))
-        for member in (us, *ways_in):
-            await member.start()
+            knows(member, run, training=lambda _, there=there: there)
         run_id = manifest.verify(named).run_id[:32] if named else None
-        try:
+        async with started(us, *ways_in):
             return await find_run.ask(
                 us.channel,
                 ["first", "second"],
@@ -152,9 +141,6 @@ def test_of_what_several_rendezvous_know_one_must_be_named(tmp_path: Path) -> No
                 lambda _: None,
                 run_id=run_id,
             )
-        finally:
-            for member in (us, *ways_in):
-                await member.close()
 
     with pytest.raises(Incompatible, match=r"several runs .* one-.*--run .* other-"):
         run_virtual(found(training=0))
@@ -174,17 +160,9 @@ def test_a_run_of_a_newer_version_ends_the_search_with_the_remedy(tmp_path: Path
 async def _asked(run: Signed) -> Signed:
     network = MemoryNetwork(random.Random(0))
     rendezvous, us = network.join("rendezvous"), network.join("us")
-    known = run_registry.RunRegistry(rendezvous.caller)
-    known._runs["", run.author] = run_registry._Kept(run, "author", "home")
-    rendezvous.serve(lambda server: add_RunsServicer_to_server(known, server))
-    for member in (rendezvous, us):
-        await member.start()
-    try:
-        async with asyncio.timeout(find_run.RETRY_S):
-            return await find_run.ask(us.channel, MEET, lambda known, _: known[0].signed, lambda _: None)
-    finally:
-        for member in (us, rendezvous):
-            await member.close()
+    knows(rendezvous)._runs["", run.author] = run_registry._Kept(run, "author", "home")
+    async with started(rendezvous, us), asyncio.timeout(find_run.RETRY_S):
+        return await find_run.ask(us.channel, MEET, lambda known, _: known[0].signed, lambda _: None)
 
 
 def test_who_has_no_weights_waits_a_little_for_somebody_who_has() -> None:
@@ -254,17 +232,10 @@ def _joined(past: Past, config: NodeConfig, there: dict[str, Signed], said: list
         network = MemoryNetwork(random.Random(0))
         us, members = network.join("us"), [network.join(peer) for peer in there]
         for member, run in zip(members, there.values(), strict=True):
-            known = run_registry.RunRegistry(member.caller, lambda _: 5)
-            known.add(run)
-            member.serve(lambda server, known=known: add_RunsServicer_to_server(known, server))
-        for member in (us, *members):
-            await member.start()
-        try:
+            knows(member, run, training=lambda _: 5)
+        async with started(us, *members):
             ways = [address.peer for address in config.ways_in]
             return await find_run.find(config, ways, us.channel, said.append, lambda _: None)
-        finally:
-            for member in (us, *members):
-                await member.close()
 
     return run_virtual(main())
 

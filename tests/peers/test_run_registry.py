@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from memory_network.network import MemoryNetwork
+from memory_network.network import MemoryNetwork, started
+from rendezvous import knows
 from virtual_clock import run_virtual
 
 from noloco_node.base.identity import Identity
@@ -52,15 +53,10 @@ async def _ask(
         peers["rendezvous"].caller if keeps else None, lambda run: (training or {}).get(named[run], 0)
     )
     peers["rendezvous"].serve(lambda server: add_RunsServicer_to_server(service, server))
-    for transport in peers.values():
-        await transport.start()
-    for name, one in announced:
-        await run_registry.announce([peers[name].channel("rendezvous")], one)
-    try:
+    async with started(*peers.values()):
+        for name, one in announced:
+            await run_registry.announce([peers[name].channel("rendezvous")], one)
         return await run_registry.ask(peers["joining"].channel("rendezvous"))
-    finally:
-        for transport in peers.values():
-            await transport.close()
 
 
 def known(*signed: Signed, training: int = 0) -> list[KnownRun]:
@@ -80,16 +76,13 @@ def test_a_place_that_has_fetched_too_much_is_refused_for_a_while(author: Identi
         there = [signed(author, seed=number) for number in range(5)]
         assert all(service.add(one, f"author {number}") for number, one in enumerate(there))
         rendezvous.serve(lambda server: add_RunsServicer_to_server(service, server))
-        for transport in (rendezvous, greedy, other):
-            await transport.start()
-        assert traffic.may_answer(2 * int(PLACE_BYTES_S * SAVED_S), "greedy")
-        with pytest.raises(PeerLost, match="resource_exhausted"):
-            await run_registry.ask(greedy.channel("rendezvous"))
-        for after_s, who in ((0.0, other), (SAVED_S, greedy)):
-            await asyncio.sleep(after_s)
-            assert await run_registry.ask(who.channel("rendezvous")) == known(*there)
-        for transport in (rendezvous, greedy, other):
-            await transport.close()
+        async with started(rendezvous, greedy, other):
+            assert traffic.may_answer(2 * int(PLACE_BYTES_S * SAVED_S), "greedy")
+            with pytest.raises(PeerLost, match="resource_exhausted"):
+                await run_registry.ask(greedy.channel("rendezvous"))
+            for after_s, who in ((0.0, other), (SAVED_S, greedy)):
+                await asyncio.sleep(after_s)
+                assert await run_registry.ask(who.channel("rendezvous")) == known(*there)
 
     run_virtual(main())
 
@@ -113,23 +106,19 @@ def test_a_run_that_this_version_cannot_read_is_not_called_unknown(author: Ident
     async def story() -> None:
         network = MemoryNetwork(random.Random(0))
         rendezvous, us = network.join("rendezvous"), network.join("us")
-        service = run_registry.RunRegistry(rendezvous.caller)
-        rendezvous.serve(lambda server: add_RunsServicer_to_server(service, server))
-        for member in (rendezvous, us):
-            await member.start()
+        service = knows(rendezvous)
         there, run_id = us.channel("rendezvous"), hashlib.sha256(run.manifest).hexdigest()
-        assert await run_registry.announce([there], run) == [True], "of an older version"
-        service._runs[run_id, author.peer_id] = run_registry._Kept(run, "author", "home")  # as a newer one has it
-        assert await run_registry.ask(there) == []
-        for meant in ("", run_id[:32]):
+        async with started(rendezvous, us):
+            assert await run_registry.announce([there], run) == [True], "of an older version"
+            service._runs[run_id, author.peer_id] = run_registry._Kept(run, "author", "home")  # as a newer one has it
+            assert await run_registry.ask(there) == []
+            for meant in ("", run_id[:32]):
+                with pytest.raises(Incompatible, match="update"):
+                    await run_registry.ask(there, meant=meant)
+            assert await run_registry.announce([there], other) == [False]
+            assert await run_registry.ask(there, meant="") == known(other)
             with pytest.raises(Incompatible, match="update"):
-                await run_registry.ask(there, meant=meant)
-        assert await run_registry.announce([there], other) == [False]
-        assert await run_registry.ask(there, meant="") == known(other)
-        with pytest.raises(Incompatible, match="update"):
-            await run_registry.ask(there, meant=run_id[:32])
-        for member in (us, rendezvous):
-            await member.close()
+                await run_registry.ask(there, meant=run_id[:32])
 
     run_virtual(story())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from admissions import AUTHOR, GUEST, STRANGER
-from memory_network.network import MemoryNetwork
+from memory_network.network import MemoryNetwork, started
 from virtual_clock import run_virtual
 
 from noloco_node.errors import Incompatible, NotAdmitted
@@ -73,13 +73,8 @@ def network() -> MemoryNetwork:
 
 def play(members: Collection[Member], story) -> None:
     async def main() -> None:
-        for member in members:
-            await member.transport.start()
-        try:
+        async with started(*(member.transport for member in members)):
             await story()
-        finally:
-            for member in members:
-                await member.transport.close()
 
     run_virtual(main())
 

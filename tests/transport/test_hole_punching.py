@@ -7,7 +7,7 @@ from random import Random
 
 import grpc
 import pytest
-from memory_network.network import MemoryNetwork, MemoryTransport
+from memory_network.network import MemoryNetwork, MemoryTransport, started
 from transport_peers import failure_of
 from virtual_clock import run_virtual
 
@@ -101,15 +101,12 @@ class Three:
 def among_three(test: Callable[[Three], Awaitable[None]]) -> None:
     async def main() -> None:
         three = Three()
-        for member in three.members:
-            await member.start()
-        try:
-            await test(three)
-        finally:
-            for punching in three.punching.values():
-                punching.close()
-            for member in three.members:
-                await member.close()
+        async with started(*three.members):
+            try:
+                await test(three)
+            finally:
+                for punching in three.punching.values():
+                    punching.close()
 
     run_virtual(main())
 

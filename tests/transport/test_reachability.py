@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import grpc.aio
 import pytest
-from memory_network.network import MemoryNetwork
+from memory_network.network import MemoryNetwork, started
 from virtual_clock import run_virtual
 
 from noloco_node.base import places
@@ -41,12 +41,9 @@ def test_a_node_seen_at_any_address_of_its_machine_is_reached_directly(
         network = MemoryNetwork(random.Random(0))
         us, helper = network.join("us"), network.join("helper")
         helper.serve(lambda server: add_MirrorServicer_to_server(OneHost("192.0.2.1"), server))
-        for member in (us, helper):
-            await member.start()
         found = Reachability("us", OFF, {"helper": []}, {"helper"}, list, us.channel, str)
-        await found.survey(lambda: None, [Address("ip4", own[-1], 4001)])
-        for member in (us, helper):
-            await member.close()
+        async with started(us, helper):
+            await found.survey(lambda: None, [Address("ip4", own[-1], 4001)])
         return found
 
     found = run_virtual(main())
@@ -192,8 +189,6 @@ def test_a_machine_out_of_descriptors_looks_again_when_it_has_some() -> None:
         network = MemoryNetwork(random.Random(0))
         us, helper = network.join("us"), network.join("helper")
         helper.serve(lambda server: add_MirrorServicer_to_server(OneHost(), server))
-        for member in (us, helper):
-            await member.start()
         calls = iter(range(1_000))
 
         def channel(peer: str) -> grpc.aio.Channel:
@@ -203,15 +198,14 @@ def test_a_machine_out_of_descriptors_looks_again_when_it_has_some() -> None:
 
         found = Reachability("us", OFF, {"helper": []}, {"helper"}, list, channel, str)
         found.verdict = RELAYED
-        keeping = asyncio.create_task(
-            found.keep(lambda: None, lambda: [Address("ip4", "10.0.0.2", 4001)], lambda: None)
-        )
-        await asyncio.sleep(15 * KEEP_S)
-        assert not keeping.done()
-        keeping.cancel()
-        await asyncio.wait([keeping])
-        for member in (us, helper):
-            await member.close()
+        async with started(us, helper):
+            keeping = asyncio.create_task(
+                found.keep(lambda: None, lambda: [Address("ip4", "10.0.0.2", 4001)], lambda: None)
+            )
+            await asyncio.sleep(15 * KEEP_S)
+            assert not keeping.done()
+            keeping.cancel()
+            await asyncio.wait([keeping])
         return found.verdict
 
     assert run_virtual(main()) == OUTGOING

@@ -6,7 +6,7 @@ from itertools import cycle
 from random import Random
 
 import pytest
-from memory_network.network import MemoryNetwork
+from memory_network.network import MemoryNetwork, started
 from virtual_clock import run_virtual
 
 from noloco_node.base.places import RELAYED
@@ -31,19 +31,16 @@ async def places(says: Sequence[str], peers: int, bootstrap: Sequence[str] = ("r
     network, said = MemoryNetwork(Random(1), delay_s=0.1), Relay(cycle(says))
     us, relay = network.join("us"), network.join("relay")
     relay.serve(lambda server: add_MirrorServicer_to_server(said, server))
-    for member in (us, relay):
-        await member.start()
     known = RelayedPlaces(us.channel, bootstrap)
     found = []
-    for number in range(peers):
-        far_end = FarEnd(f"peer {number}", "8.8.8.8", "relay")
-        known.met(far_end)
-        assert known.place(far_end) == RELAYED, "as long as the relay has not answered"
-        await asyncio.sleep(5.0)
-        found.append(known.place(far_end))
-    known.close()
-    for member in (us, relay):
-        await member.close()
+    async with started(us, relay):
+        for number in range(peers):
+            far_end = FarEnd(f"peer {number}", "8.8.8.8", "relay")
+            known.met(far_end)
+            assert known.place(far_end) == RELAYED, "as long as the relay has not answered"
+            await asyncio.sleep(5.0)
+            found.append(known.place(far_end))
+        known.close()
     return found, said.asked
 
 

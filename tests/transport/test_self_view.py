@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from memory_network.network import MemoryNetwork
+from memory_network.network import MemoryNetwork, started
 from virtual_clock import run_virtual
 
 from noloco_node.transport import self_view
@@ -36,13 +36,8 @@ async def _skew(*ahead_s: float, place_of: Callable[[str], str] = str) -> ClockS
     us, peers = network.join("us"), [network.join(f"peer {number}") for number in range(len(ahead_s))]
     for peer, ahead in zip(peers, ahead_s, strict=True):
         peer.serve(lambda server, ahead=ahead: add_MirrorServicer_to_server(Clock(ahead), server))
-    for member in (us, *peers):
-        await member.start()
-    try:
+    async with started(us, *peers):
         return await self_view.skew([peer.peer_id for peer in peers], us.channel, place_of)
-    finally:
-        for member in (us, *peers):
-            await member.close()
 
 
 @pytest.mark.parametrize(

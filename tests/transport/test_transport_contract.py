@@ -31,6 +31,21 @@ async def silence(requests, context):
     yield
 
 
+def hanging():
+    """A method that never answers, and the events of its begin and its end."""
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang(requests, context):
+        began.set()
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            ended.set()
+
+    return hang, began, ended
+
+
 async def forever():
     while True:
         yield fragment()
@@ -98,15 +113,7 @@ async def test_the_place_of_a_caller_is_the_one_it_is_called_at(net):
 
 
 async def test_a_deadline_ends_the_call_on_both_sides(net):
-    ended = asyncio.Event()
-
-    async def hang(requests, context):
-        try:
-            await asyncio.Event().wait()
-            yield
-        finally:
-            ended.set()
-
+    hang, _, ended = hanging()
     server, client = await net.start(Exchange(hang)), await net.start()
     stub = ExchangeStub(client.channel(server.peer_id))
     assert await failure_of(drain(stub.Swap(forever(), timeout=1.0))) is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -115,16 +122,7 @@ async def test_a_deadline_ends_the_call_on_both_sides(net):
 
 
 async def test_a_cancelled_call_is_cancelled_on_the_other_side_too(net):
-    began, ended = asyncio.Event(), asyncio.Event()
-
-    async def hang(requests, context):
-        began.set()
-        try:
-            await asyncio.Event().wait()
-            yield
-        finally:
-            ended.set()
-
+    hang, began, ended = hanging()
     server, client = await net.start(Exchange(hang)), await net.start()
     call = ExchangeStub(client.channel(server.peer_id)).Swap(forever(), timeout=STEP_S)
     async with asyncio.timeout(STEP_S):
@@ -137,16 +135,7 @@ async def test_a_cancelled_call_is_cancelled_on_the_other_side_too(net):
 
 
 async def test_a_task_that_is_cancelled_while_it_reads_cancels_its_call(net):
-    began, ended = asyncio.Event(), asyncio.Event()
-
-    async def hang(requests, context):
-        began.set()
-        try:
-            await asyncio.Event().wait()
-            yield
-        finally:
-            ended.set()
-
+    hang, began, ended = hanging()
     server, client = await net.start(Exchange(hang)), await net.start()
     reading = asyncio.create_task(drain(ExchangeStub(client.channel(server.peer_id)).Swap(forever(), timeout=STEP_S)))
     async with asyncio.timeout(STEP_S):
@@ -169,16 +158,7 @@ async def test_a_peer_that_dies_in_mid_stream_is_unavailable(net):
 
 
 async def test_a_caller_that_dies_in_mid_stream_cancels_its_handler(net):
-    began, ended = asyncio.Event(), asyncio.Event()
-
-    async def hang(requests, context):
-        began.set()
-        try:
-            await asyncio.Event().wait()
-            yield
-        finally:
-            ended.set()
-
+    hang, began, ended = hanging()
     server, client = await net.start(Exchange(hang)), await net.start()
     call = ExchangeStub(client.channel(server.peer_id)).Swap(forever(), timeout=60.0)
     async with asyncio.timeout(STEP_S):
@@ -294,16 +274,7 @@ async def test_a_peer_cannot_make_our_own_task_look_cancelled(net):
 
 
 async def test_closing_ends_open_calls_on_both_sides(net):
-    began, ended = asyncio.Event(), asyncio.Event()
-
-    async def hang(requests, context):
-        began.set()
-        try:
-            await asyncio.Event().wait()
-            yield
-        finally:
-            ended.set()
-
+    hang, began, ended = hanging()
     server, client = await net.start(Exchange(hang)), await net.start()
     call = ExchangeStub(client.channel(server.peer_id)).Swap(forever(), timeout=60.0)
     async with asyncio.timeout(STEP_S):

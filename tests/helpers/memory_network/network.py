@@ -11,7 +11,8 @@ hung, and only deadlines end it.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import cast
@@ -172,3 +173,15 @@ class MemoryTransport:
         task = call.serve(self._services.find(call.method))
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
+
+
+@asynccontextmanager
+async def started(*members: MemoryTransport) -> AsyncIterator[None]:
+    """Others can call them until the context ends."""
+    for member in members:
+        await member.start()
+    try:
+        yield
+    finally:
+        for member in members:
+            await member.close()
