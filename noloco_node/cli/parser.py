@@ -81,12 +81,15 @@ _FILES = ("FILE", "FILES", "FOLDER", "PATH", "DIR", "run.toml", "out.png")
 
 @dataclass(frozen=True, slots=True)
 class _Verb:
-    function: str
-    """`module:function` in cli/."""
+    module: str
+    """Of cli/."""
     help: str
-    options: Callable[[argparse.ArgumentParser], None]
     example: str
     """Its words after the verb."""
+    function: str = ""
+    """Of the module, where it is not called as the verb is."""
+    options: Callable[[argparse.ArgumentParser], None] | None = None
+    """None: those that have the verb's name in options.py."""
 
 
 def parse(args: Sequence[str]) -> tuple[Function, argparse.Namespace]:
@@ -109,8 +112,8 @@ def parse(args: Sequence[str]) -> tuple[Function, argparse.Namespace]:
     given, unknown = parser.parse_known_args(args)
     if unknown:
         raise UsageError(f"{name} does not know {unknown[0]!r}, see `noloco-node {name} --help`")
-    module, function = _VERBS[name].function.split(":")
-    return getattr(import_module(f"noloco_node.cli.{module}"), function), given
+    verb = _VERBS[name]
+    return getattr(import_module(f"noloco_node.cli.{verb.module}"), verb.function or name), given
 
 
 def _flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
@@ -163,7 +166,7 @@ def _parser(name: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser
     made: argparse.ArgumentParser = parser
     if verb := _VERBS.get(name):
         made = options.verb(verbs, name, verb.help, verb.example)
-        verb.options(made)
+        (verb.options or getattr(options, name))(made)
     return parser, made
 
 
@@ -181,99 +184,70 @@ def _late(module: str) -> Callable[[argparse.ArgumentParser], None]:
 
 
 _VERBS = {
-    "init": _Verb("author:init", "write a run.toml with comments, to edit", options.init, "my-run.toml"),
+    "init": _Verb("author", "write a run.toml with comments, to edit", "my-run.toml"),
     "check": _Verb(
-        "author:check",
-        "find a run.toml's mistakes, what it costs, what volunteers need",
-        options.check,
-        "run.toml --device cuda",
+        "author", "find a run.toml's mistakes, what it costs, what volunteers need", "run.toml --device cuda"
     ),
-    "tokenize": _Verb(
-        "author:tokenize",
-        "make a token file from texts, for --data",
-        options.tokenize,
-        "'corpus/*.parquet' --out corpus.tokens",
-    ),
+    "tokenize": _Verb("author", "make a token file from texts, for --data", "'corpus/*.parquet' --out corpus.tokens"),
     "start": _Verb(
-        "daemon:start",
-        "start a run as its first node, and print how others join",
-        options.start,
-        "run.toml --listen /ip4/0.0.0.0/tcp/4001",
+        "daemon", "start a run as its first node, and print how others join", "run.toml --listen /ip4/0.0.0.0/tcp/4001"
     ),
-    "join": _Verb("daemon:join", "join a run and train until it is done", options.join, _INVITATION),
-    "invite": _Verb(
-        "author:invite", "make a token for one volunteer of a run that is not open", options.invite, "12D3KooW..."
-    ),
-    "revoke": _Verb("author:revoke", "take a peer out of a run", options.revoke, "12D3KooW..."),
-    "run": _Verb("author:amend", "amend a run: end it, give it more rounds", options.run, "amend my-run --rounds 200"),
-    "bootstrap": _Verb(
-        "daemon:bootstrap",
-        "help nodes find each other, without training",
-        options.bootstrap,
-        "--listen /ip4/0.0.0.0/tcp/4001",
-    ),
-    "status": _Verb("show:status", "show what the node does", options.home_and_json, "--json"),
-    "top": _Verb("show:top", "show the node live on a full screen; ? lists the keys", options.top, "--interval 2"),
+    "join": _Verb("daemon", "join a run and train until it is done", _INVITATION),
+    "invite": _Verb("author", "make a token for one volunteer of a run that is not open", "12D3KooW..."),
+    "revoke": _Verb("author", "take a peer out of a run", "12D3KooW..."),
+    "run": _Verb("author", "amend a run: end it, give it more rounds", "amend my-run --rounds 200", function="amend"),
+    "bootstrap": _Verb("daemon", "help nodes find each other, without training", "--listen /ip4/0.0.0.0/tcp/4001"),
+    "status": _Verb("show", "show what the node does", "--json", options=options.home_and_json),
+    "top": _Verb("show", "show the node live on a full screen; ? lists the keys", "--interval 2"),
     "peers": _Verb(
-        "peers:peers",
-        "list the peers that the node knows, or those in a swarm",
-        options.peers,
-        "--state training --sort loss --watch",
+        "peers", "list the peers that the node knows, or those in a swarm", "--state training --sort loss --watch"
     ),
-    "ping": _Verb(
-        "peers:ping", "measure the round-trip time and the bandwidth to a peer", options.ping, "brisk-heron --count 5"
-    ),
-    "wait": _Verb(
-        "control:wait",
-        "wait until the node trains, reaches a round, or is done",
-        options.wait,
-        "--for round=10 --timeout 600",
-    ),
-    "logs": _Verb("logs:logs", "show the node's log, or change its log level", options.logs, "-f"),
-    "pause": _Verb("control:pause", "pause training and swaps until `resume`", options.home, ""),
-    "resume": _Verb("control:resume", "continue after `pause`", options.home, ""),
-    "leave": _Verb("control:leave", "stop the node cleanly, and wait until it has ended", options.home, ""),
-    "doctor": _Verb(
-        "machine:doctor",
-        "check whether this machine can train in a swarm",
-        options.doctor,
-        f"--bootstrap {_INVITATION}",
-    ),
+    "ping": _Verb("peers", "measure the round-trip time and the bandwidth to a peer", "brisk-heron --count 5"),
+    "wait": _Verb("control", "wait until the node trains, reaches a round, or is done", "--for round=10 --timeout 600"),
+    "logs": _Verb("logs", "show the node's log, or change its log level", "-f"),
+    "pause": _Verb("control", "pause training and swaps until `resume`", "", options=options.home),
+    "resume": _Verb("control", "continue after `pause`", "", options=options.home),
+    "leave": _Verb("control", "stop the node cleanly, and wait until it has ended", "", options=options.home),
+    "doctor": _Verb("machine", "check whether this machine can train in a swarm", f"--bootstrap {_INVITATION}"),
     "paths": _Verb(
-        "machine:paths", "show where the node's files are, and their sizes", options.home_and_json, "--json"
+        "machine", "show where the node's files are, and their sizes", "--json", options=options.home_and_json
     ),
-    "config": _Verb("machine:settings", "show each setting and where it comes from", options.home_and_json, "--json"),
-    "runs": _Verb("machine:runs", "list the runs in the node's home, or remove some", options.runs, "--remove 3f9a2c"),
-    "completion": _Verb(
-        "machine:completion", "print a script that completes verbs and options in a shell", options.completion, "bash"
+    "config": _Verb(
+        "machine",
+        "show each setting and where it comes from",
+        "--json",
+        function="settings",
+        options=options.home_and_json,
     ),
-    "id": _Verb("show:identity", "show the node's peer id, name and home", options.home_and_json, "--json"),
-    "bugreport": _Verb(
-        "machine:bugreport",
-        "write logs and status to a zip file, without secrets",
-        options.bugreport,
-        "--to report.zip",
+    "runs": _Verb("machine", "list the runs in the node's home, or remove some", "--remove 3f9a2c"),
+    "completion": _Verb("machine", "print a script that completes verbs and options in a shell", "bash"),
+    "id": _Verb(
+        "show", "show the node's peer id, name and home", "--json", function="identity", options=options.home_and_json
     ),
-    "export": _Verb("publish:export", "write the model as a Hugging Face folder", options.export, "--to my-model"),
-    "eval": _Verb("publish:evaluate", "measure the model's loss on held-out data", options.evaluate, "my-model --json"),
-    "sample": _Verb("publish:sample", "let the model continue a text", options.sample, '"def main():" my-model'),
-    "swarm": _Verb(
-        "swarm:swarm",
-        "train a small model with several real nodes on this machine",
-        options.swarm,
-        "--nodes 4 --rounds 8",
+    "bugreport": _Verb("machine", "write logs and status to a zip file, without secrets", "--to report.zip"),
+    "export": _Verb("publish", "write the model as a Hugging Face folder", "--to my-model"),
+    "eval": _Verb(
+        "publish",
+        "measure the model's loss on held-out data",
+        "my-model --json",
+        function="evaluate",
+        options=options.evaluate,
     ),
+    "sample": _Verb("publish", "let the model continue a text", '"def main():" my-model'),
+    "swarm": _Verb("swarm", "train a small model with several real nodes on this machine", "--nodes 4 --rounds 8"),
     "simulate": _Verb(
-        "simulate:run",
+        "simulate",
         "compare NoLoCo with other methods, many replicas in one process",
-        _late("simulate"),
         "--replicas 8 --rounds 12 --json",
+        function="run",
+        options=_late("simulate"),
     ),
     "bench": _Verb(
-        "bench:run",
+        "bench",
         "measure what a node takes, also beside other systems",
-        _late("bench"),
         "codec --quick",
+        function="run",
+        options=_late("bench"),
     ),
 }
 _GROUPS = {
