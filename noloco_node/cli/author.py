@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from noloco_node.cli.options import home_of, print_json, whole_number
+from noloco_node.cli.options import home_of, print_json, show, whole_number
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.views.documents import plain
 
@@ -148,14 +148,13 @@ def tokenize(args: argparse.Namespace) -> int:
 
         train, held_out = files.tokenize(paths, out, tokenizer, reading, say)
     lines = {"source": "files", "tokenizer": name, "field": args.field}
-    if args.json:
-        found = {"tokens": {"train": train, "held_out": held_out}, "vocabulary": tokenizer.vocabulary}
-        size = out.stat().st_size
-        print_json({"path": str(out), "bytes": size, **found, "data": lines})
-    else:
-        print(f"wrote {out}: {train:,} tokens to train on, {held_out:,} held out. In run.toml:\n\n[data]")
-        print("\n".join(f'{key} = "{value}"' for key, value in lines.items()))
-    return 0
+    found = {"tokens": {"train": train, "held_out": held_out}, "vocabulary": tokenizer.vocabulary}
+    return show(
+        args,
+        {"path": str(out), "bytes": out.stat().st_size, **found, "data": lines},
+        f"wrote {out}: {train:,} tokens to train on, {held_out:,} held out. In run.toml:\n\n[data]",
+        *(f'{key} = "{value}"' for key, value in lines.items()),
+    )
 
 
 def _tokenizer(given: str) -> "tuple[Tokenizer, str]":
@@ -181,11 +180,8 @@ def invite(args: argparse.Namespace) -> int:
     if file.run.membership != "invite":
         if not told:
             raise UsageError(f'{file.run.label} is open to all: only a run with membership = "invite" takes tokens')
-        if args.json:
-            print_json({"peer_id": peer, "run_id": file.run.run_id})
-        else:
-            print(f"{name_of(peer)} may take part in it again: {told}")
-        return 0
+        again = f"{name_of(peer)} may take part in it again: {told}"
+        return show(args, {"peer_id": peer, "run_id": file.run.run_id}, again)
     token = admission.sign(file.run.run_id, peer, expires, author)
     line = asyncio.run(_join_line(home, file.run.run_id))
     if line is None:  # the addresses are known while the node runs
@@ -193,15 +189,15 @@ def invite(args: argparse.Namespace) -> int:
     else:
         words = invitation.write(replace(invitation.read(line.removeprefix(invitation.COMMAND)), token=token))
     command, until = f"{invitation.COMMAND} {words}", time.strftime("%Y-%m-%d %H:%M", time.localtime(expires))
-    if args.json:
-        found = {"peer_id": peer, "run_id": file.run.run_id, "expires": expires}
-        join = None if line is None else command
-        print_json({**found, "token": invitation.token_word(token), "join": join})
-        return 0
-    print(f"until {until} this line lets {name_of(peer)}, and nobody else, take part in {file.run.label}:\n\n{command}")
+    found = {"peer_id": peer, "run_id": file.run.run_id, "expires": expires, "token": invitation.token_word(token)}
+    lines = [
+        f"until {until} this line lets {name_of(peer)}, and nobody else, take part in {file.run.label}:\n\n{command}"
+    ]
     if line is None:
-        print("\nno node of this run runs here: put the run's invitation there, or type this again while one runs")
-    return 0
+        lines.append(
+            "\nno node of this run runs here: put the run's invitation there, or type this again while one runs"
+        )
+    return show(args, {**found, "join": None if line is None else command}, *lines)
 
 
 def revoke(args: argparse.Namespace) -> int:
@@ -211,11 +207,8 @@ def revoke(args: argparse.Namespace) -> int:
         peer = _peer(args.peer, author)
         revoked = {*(file.amendment.revoked if file.amendment else ()), peer}
         told = _amend(home, file, author, revoked=tuple(sorted(revoked)))
-    if args.json:
-        print_json({"peer_id": peer, "run_id": file.run.run_id})
-    else:
-        print(f"{name_of(peer)} may not take part in it any more: {told}")
-    return 0
+    no_more = f"{name_of(peer)} may not take part in it any more: {told}"
+    return show(args, {"peer_id": peer, "run_id": file.run.run_id}, no_more)
 
 
 def amend(args: argparse.Namespace) -> int:

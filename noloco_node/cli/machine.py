@@ -9,11 +9,12 @@ import platform
 import time
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from noloco_node.base.validation import did_you_mean
-from noloco_node.cli.options import home_of, print_json
+from noloco_node.cli.options import home_of, print_json, show
 from noloco_node.control import socket_client
 from noloco_node.doctor.verdicts import Finding, exit_code
 from noloco_node.errors import NolocoError, UsageError
@@ -70,21 +71,14 @@ def _print_finding(finding: Finding) -> None:
 
 # ---- files ----
 def paths(args: argparse.Namespace) -> int:
+    from noloco_node.base.units import size
     from noloco_node.host.paths import inventory
 
-    items = list(inventory(home_of(args)))
-    if args.json:
-        rows = [{**asdict(item), "path": str(item.path)} for item in items]
-        print_json({"paths": rows})
-        return 0
-    from noloco_node.base.units import size
-
-    for run_id in dict.fromkeys(item.run_id for item in items):
-        if run_id:
-            print(f"run {run_id}")
-        for item in (item for item in items if item.run_id == run_id):
-            print(f"{item.what:<14}  {size(item.bytes):>8}  {item.path}")
-    return 0
+    items, lines = list(inventory(home_of(args))), list[str]()
+    for run_id, of_run in groupby(items, lambda item: item.run_id):
+        lines += [f"run {run_id}"] if run_id else []
+        lines += [f"{item.what:<14}  {size(item.bytes):>8}  {item.path}" for item in of_run]
+    return show(args, {"paths": [{**asdict(item), "path": str(item.path)} for item in items]}, *lines)
 
 
 def runs(args: argparse.Namespace) -> int:
@@ -94,15 +88,11 @@ def runs(args: argparse.Namespace) -> int:
     home = home_of(args)
     there = kept_runs.kept(home, asyncio.run(_held(home)))
     removed = kept_runs.remove(home, there, args.remove) if args.remove else []
-    if args.json:
-        shown = {"runs": [asdict(run) for run in there if run not in removed], "removed": [r.run_id for r in removed]}
-        print_json(shown)
-        return 0
-    for run in removed:
-        print(f"removed {run.label}, {size(run.bytes)}")
+    lines = [f"removed {run.label}, {size(run.bytes)}" for run in removed]
     if not args.remove:
-        print("\n".join(map(_run_line, there)) or f"no run in {home.root} yet: join one with its invitation")
-    return 0
+        lines = [*map(_run_line, there)] or [f"no run in {home.root} yet: join one with its invitation"]
+    left = [asdict(run) for run in there if run not in removed]
+    return show(args, {"runs": left, "removed": [run.run_id for run in removed]}, *lines)
 
 
 async def _held(home: Home) -> str | None:
@@ -133,11 +123,8 @@ def bugreport(args: argparse.Namespace) -> int:
     to = Path(args.to or time.strftime("noloco-bugreport-%Y%m%d-%H%M%S.zip"))
     contents = {"versions.txt": _versions(), **asyncio.run(_views(home)), "doctor.json": _doctor(home)}
     report.write(to, {**contents, **report.files(home)}, report.mask(home, os.environ))
-    if args.json:
-        print_json({"file": str(config.whole_path(str(to))), "bytes": to.stat().st_size})
-    else:
-        print(f"wrote {to}: keys and tokens are left out, addresses masked. Read it before you send it")
-    return 0
+    wrote = f"wrote {to}: keys and tokens are left out, addresses masked. Read it before you send it"
+    return show(args, {"file": str(config.whole_path(str(to))), "bytes": to.stat().st_size}, wrote)
 
 
 def _versions() -> str:
@@ -177,12 +164,8 @@ def _doctor(home: Home) -> str:
 # ---- settings, completion ----
 def settings(args: argparse.Namespace) -> int:
     found = config.explained(home_of(args), os.environ)
-    if args.json:
-        print_json({"settings": [asdict(setting) for setting in found]})
-        return 0
-    for setting in found:
-        print(f"{setting.name:<22}  {setting.origin:<11}  {_written(setting.value)}")
-    return 0
+    lines = (f"{setting.name:<22}  {setting.origin:<11}  {_written(setting.value)}" for setting in found)
+    return show(args, {"settings": [asdict(setting) for setting in found]}, *lines)
 
 
 def _written(value: object) -> str:

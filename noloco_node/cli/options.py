@@ -40,6 +40,15 @@ def print_json(document: dict[str, Any]) -> None:
     print(json.dumps({"schema": SCHEMA, **document}, indent=2))
 
 
+def show(args: argparse.Namespace, document: dict[str, Any], *lines: str) -> int:
+    """The document with --json, else the lines. Returns the verb's exit code."""
+    if args.json:
+        print_json(document)
+    else:
+        print("\n".join(lines))
+    return 0
+
+
 def option(add_to: Options, words: str, about: str, **more: Any) -> None:
     """`words`: `--home DIR`, `-f --follow`, or `path PATH` for an argument: how it is called, and then its value, in
     `--help`. One without a value is a switch."""

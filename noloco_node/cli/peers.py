@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from noloco_node.base.addresses import Address
 from noloco_node.base.units import count
 from noloco_node.base.validation import did_you_mean, listed
-from noloco_node.cli.options import home_of, print_json, whole_number
+from noloco_node.cli.options import home_of, print_json, show, whole_number
 from noloco_node.control import socket_client
 from noloco_node.errors import NotReached, UsageError
 from noloco_node.host import config
@@ -159,11 +159,7 @@ def ping(args: argparse.Namespace) -> int:
         raise NotReached(
             f"{name_of(found.peer_id)} answered only the first of {count + 1} calls: try again in a moment"
         )
-    if args.json:
-        print_json(_pinged_document(found))
-    else:
-        print(_summary(found))
-    return 0
+    return show(args, _pinged_document(found), _summary(found))
 
 
 async def _series(peer: str, send_ping: SendPing, count: int, say: Callable[[str], None]) -> Pinged:

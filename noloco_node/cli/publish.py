@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.units import count
 from noloco_node.base.validation import printable
-from noloco_node.cli.options import print_json
+from noloco_node.cli.options import print_json, show
 from noloco_node.control import socket_client
 from noloco_node.errors import DiskFull, OutOfMemory, UsageError
 from noloco_node.host import config
@@ -47,12 +47,8 @@ def export(args: argparse.Namespace) -> int:
     measured = _measured_if_possible(trained, args)
     rows = model_card.history(events_file, trained.round)
     hf_folder.write(to, trained, measured, rows)
-    if args.json:
-        _print_json(trained, {"to": str(to), **_figures(measured)})
-    else:
-        loss = f", held-out loss {measured.loss:.4f}" if measured else ""
-        print(f"wrote {to}: {_described(trained)}{loss}")
-    return 0
+    wrote = f"wrote {to}: {_described(trained)}" + (f", held-out loss {measured.loss:.4f}" if measured else "")
+    return show(args, _document(trained, {"to": str(to), **_figures(measured)}), wrote)
 
 
 def _mean_of_peers(args: argparse.Namespace) -> "tuple[Trained, Path]":
@@ -110,14 +106,12 @@ def evaluate(args: argparse.Namespace) -> int:
 
     trained = _load(args, [_place(args)])
     measured = _measured(trained, args)
-    if args.json:
-        _print_json(trained, _figures(measured))
-    else:
-        print(
-            f"{_described(trained)}: loss {measured.loss:.4f} nats a token, perplexity {measured.perplexity:.3f}, "
-            f"{measured.bits_per_byte:.3f} bits a byte ({measured.tokens} held-out tokens, {span(measured.seconds)})"
-        )
-    return 0
+    return show(
+        args,
+        _document(trained, _figures(measured)),
+        f"{_described(trained)}: loss {measured.loss:.4f} nats a token, perplexity {measured.perplexity:.3f}, "
+        f"{measured.bits_per_byte:.3f} bits a byte ({measured.tokens} held-out tokens, {span(measured.seconds)})",
+    )
 
 
 def sample(args: argparse.Namespace) -> int:
@@ -131,7 +125,7 @@ def sample(args: argparse.Namespace) -> int:
     with _beside_a_node():
         pieces = _continuation(trained, args)
         if args.json:
-            _print_json(trained, {"text": args.text, "continuation": "".join(pieces)})
+            print_json(_document(trained, {"text": args.text, "continuation": "".join(pieces)}))
             return 0
         sys.stdout.write(args.text)
         for piece in pieces:
@@ -241,9 +235,9 @@ def _figures(measured: "Measured | None") -> dict[str, Any]:
     }
 
 
-def _print_json(trained: "Trained", more: dict[str, Any]) -> None:
+def _document(trained: "Trained", more: dict[str, Any]) -> dict[str, Any]:
     about = {"run_id": trained.run.run_id, "run": trained.run.label, "round": trained.round, "step": trained.step}
     states = [
         {"path": str(path), "round": r, "step": s} for path, (r, s) in zip(trained.paths, trained.states, strict=True)
     ]
-    print_json({**about, "states": states, **more})
+    return {**about, "states": states, **more}

@@ -7,7 +7,7 @@ import shutil
 import time
 from contextlib import suppress
 
-from noloco_node.cli.options import home_of, print_json
+from noloco_node.cli.options import home_of, print_json, show
 from noloco_node.control import socket_client
 from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import UsageError
@@ -79,8 +79,5 @@ def identity(args: argparse.Namespace) -> int:
 
     home = home_of(args).create()
     peer_id = Identity.load_or_create(home.identity).peer_id
-    if args.json:
-        print_json({"peer_id": peer_id, "name": name_of(peer_id), "home": str(home.root)})
-    else:
-        print(f"peer id  {peer_id}\nname     {name_of(peer_id)}\nhome     {home.root}")
-    return 0
+    lines = f"peer id  {peer_id}", f"name     {name_of(peer_id)}", f"home     {home.root}"
+    return show(args, {"peer_id": peer_id, "name": name_of(peer_id), "home": str(home.root)}, *lines)
