@@ -16,22 +16,12 @@ from rich.text import Text
 from noloco_node.base.peer_names import name_of
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import NOTHING, loss, rate, share, size, span
-from noloco_node.terminal.table import Column, fitting, table
+from noloco_node.terminal.table import columns_of, fitting, table
 from noloco_node.views.round_line import figures
 from noloco_node.views.status import StatusView
 
-_COLUMNS = (
-    Column("node"),
-    Column("state"),
-    Column("round", right=True),
-    Column("step", keep=2, right=True),
-    Column("loss", right=True),
-    Column("eval", keep=5, right=True),
-    Column("partner", keep=6),
-    Column("sent", keep=4, right=True),
-    Column("busy", keep=3, right=True),
-    Column("tokens/s", keep=7, right=True),
-    Column("waiting for", keep=1),
+_COLUMNS = columns_of(
+    "node, state, >round, >step 2, >loss, >eval 5, partner 6, >sent 4, >busy 3, >tokens/s 7, waiting for 1"
 )
 _WAITING = len(_COLUMNS) - 1
 _OTHERS = "the others to join"

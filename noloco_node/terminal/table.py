@@ -3,6 +3,7 @@
 Plain aligned columns without a box, so that a pipe or a file gets the same text.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,12 @@ class Column:
     """The smallest is left out first; 0: never."""
     right: bool = False
     """Align right, as numbers."""
+
+
+def columns_of(words: str) -> tuple[Column, ...]:
+    """`peer, >round, >tokens/s 7`: by their titles; `>` is right-aligned, a number is `keep`."""
+    found = (re.fullmatch(r"(>?)(.+?)(?: (\d+))?", word) for word in words.split(", "))
+    return tuple(Column(each[2], int(each[3] or 0), bool(each[1])) for each in found if each)
 
 
 def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:

@@ -13,7 +13,7 @@ from noloco_node.base.states import NodeState
 from noloco_node.base.units import count, loss, of, rate, share, size, span
 from noloco_node.terminal.figures import besides_steps, gpu, left, memory, micro_batches, traffic
 from noloco_node.terminal.peer_cells import cells, quarantine, worth_showing
-from noloco_node.terminal.table import GAP, Column, fill, fitting, table
+from noloco_node.terminal.table import GAP, Column, columns_of, fill, fitting, table
 from noloco_node.views.peers import GONE, PeerRow, PeersView, RunView
 from noloco_node.views.round_line import figures
 from noloco_node.views.status import Checkpoints, Health, LastRound, LastTakenBack, StageView, StatusView
@@ -26,35 +26,16 @@ _REACHABLE = {
     "relayed": "reachable through a relay",
     "outgoing": "not reachable",
 }
-_PEER_COLUMNS = (
-    Column("peer"),
-    Column("id", keep=9),
-    Column("stage", right=True),
-    Column("state"),
-    Column("round", right=True),
-    Column("lag", right=True),
-    Column("tokens/s", keep=7, right=True),
-    Column("loss", keep=8, right=True),
-    Column("via", keep=5),
-    Column("last seen", keep=4, right=True),
-    Column("sent", keep=2, right=True),
-    Column("received", keep=1, right=True),
-    Column("together", keep=6, right=True),
-    Column("failed", keep=3, right=True),
+_PEER_COLUMNS = columns_of(
+    "peer, id 9, >stage, state, >round, >lag, >tokens/s 7, >loss 8, via 5, >last seen 4, >sent 2, >received 1, "
+    ">together 6, >failed 3"
 )
 """80 columns have room for those down to `together`, 120 for all, where no swap failed."""
 _VISITOR_COLUMNS = [
     each for each in _PEER_COLUMNS if each.title not in ("via", "sent", "received", "together", "failed")
 ]
 """Columns for a view from outside the run: a visitor has exchanged nothing with anybody."""
-_STANDING_COLUMNS = (
-    Column("peer"),
-    Column("together", keep=3, right=True),
-    Column("failed", keep=1, right=True),
-    Column("refused", keep=2, right=True),
-    Column("taken back", keep=4, right=True),
-    Column("quarantined", keep=5),
-)
+_STANDING_COLUMNS = columns_of("peer, >together 3, >failed 1, >refused 2, >taken back 4, quarantined 5")
 """80 columns have room for all."""
 
 

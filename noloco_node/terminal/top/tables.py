@@ -8,7 +8,7 @@ from noloco_node.base.peer_names import short_id
 from noloco_node.base.units import count
 from noloco_node.terminal.peer_cells import cells, worth_showing
 from noloco_node.terminal.picture import Picture
-from noloco_node.terminal.table import Column, fitting
+from noloco_node.terminal.table import Column, columns_of, fitting
 from noloco_node.terminal.top.glyphs import STATES
 from noloco_node.terminal.top.layout import clean, fit, title
 from noloco_node.views.peers import RunView
@@ -18,45 +18,12 @@ HEAD = 2
 
 _GAP = 2
 _STATE = "state"
-_PEERS = (
-    Column("peer"),
-    Column("stage", keep=12, right=True),
-    Column(_STATE, keep=12),
-    Column("quarantined", keep=14),
-    Column("taken back", keep=13, right=True),
-    Column("refused", keep=8, right=True),
-    Column("failed", keep=1, right=True),
-    Column("round", keep=11, right=True),
-    Column("lag", keep=10, right=True),
-    Column("loss", keep=9, right=True),
-    Column("together", keep=8, right=True),
-    Column("seen", keep=7, right=True),
-    Column("tokens/s", keep=6, right=True),
-    Column("via", keep=5),
-    Column("sent", keep=4, right=True),
-    Column("received", keep=3, right=True),
-    Column("eval", keep=2, right=True),
+_PEERS = columns_of(
+    "peer, >stage 12, state 12, quarantined 14, >taken back 13, >refused 8, >failed 1, >round 11, >lag 10, "
+    ">loss 9, >together 8, >seen 7, >tokens/s 6, via 5, >sent 4, >received 3, >eval 2"
 )
-_RENDEZVOUS_PEERS = (
-    Column("peer"),
-    Column("run", keep=10),
-    Column(_STATE, keep=9),
-    Column("round", keep=8, right=True),
-    Column("lag", keep=5, right=True),
-    Column("loss", keep=7, right=True),
-    Column("eval", keep=4, right=True),
-    Column("seen", keep=6, right=True),
-    Column("tokens/s", keep=3, right=True),
-    Column("via", keep=2),
-)
-_RUNS = (
-    Column("run"),
-    Column("peers", keep=9, right=True),
-    Column("training", keep=8, right=True),
-    Column("round", keep=7, right=True),
-    Column("of", keep=6, right=True),
-    Column("author", keep=5),
-)
+_RENDEZVOUS_PEERS = columns_of("peer, run 10, state 9, >round 8, >lag 5, >loss 7, >eval 4, >seen 6, >tokens/s 3, via 2")
+_RUNS = columns_of("run, >peers 9, >training 8, >round 7, >of 6, author 5")
 
 
 def peers(picture: Picture, width: int, height: int) -> list[Text]:
