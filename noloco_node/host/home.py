@@ -23,54 +23,37 @@ _TRIES, _CHANGE_TRIES = 5, 300
 """`holder` has the lock for a moment, another command of a run's author for a second or two."""
 
 
+class _Inside:
+    """A file or a folder of a home."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, home: "Home", _: object) -> Path:
+        return home.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class Home:
     root: Path
-
-    @property
-    def identity(self) -> Path:
-        return self.root / "identity.key"
-
-    @property
-    def socket(self) -> Path:
-        return self.root / "control.sock"
+    identity = _Inside("identity.key")
+    socket = _Inside("control.sock")
+    lock_file = _Inside("node.lock")
+    log = _Inside("node.log")
+    web_token = _Inside("web.token")
+    """The token that the web page needs for pause, resume and leave."""
+    pause_mark = _Inside("paused")
+    """Where it is, the node makes no step: neither now nor after a restart."""
+    traffic = _Inside("traffic.json")
+    remembered = _Inside("remembered.json")
+    """What was given last time."""
+    data = _Inside("data")
+    """Token files made of the volunteer's files: made again where they are missing."""
 
     @property
     def socket_url(self) -> str:
         """For gRPC, which decodes it: a home may have spaces and per cent signs in its name."""
         return f"unix:{quote(os.fsencode(self.socket))}"
-
-    @property
-    def lock_file(self) -> Path:
-        return self.root / "node.lock"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "node.log"
-
-    @property
-    def web_token(self) -> Path:
-        """The token that the web page needs for pause, resume and leave."""
-        return self.root / "web.token"
-
-    @property
-    def pause_mark(self) -> Path:
-        """Where it is, the node makes no step: neither now nor after a restart."""
-        return self.root / "paused"
-
-    @property
-    def traffic(self) -> Path:
-        return self.root / "traffic.json"
-
-    @property
-    def remembered(self) -> Path:
-        """What was given last time."""
-        return self.root / "remembered.json"
-
-    @property
-    def data(self) -> Path:
-        """Token files made of the volunteer's files: made again where they are missing."""
-        return self.root / "data"
 
     def run(self, run_id: str) -> Path:
         return self.root / "runs" / run_id
