@@ -79,23 +79,24 @@ def disk(free_bytes: int | None, where: str) -> Finding:
     if free_bytes is None:
         return Finding("disk", UNKNOWN, f"the free space of {where} is not known")
     text = f"{size(free_bytes)} free in {where}"
-    return Finding(
-        "disk", *_enough(free_bytes, DISK_NEEDED_BYTES, DISK_LOW_BYTES, text, "free some, or move NOLOCO_HOME")
-    )
+    return _enough("disk", free_bytes, (DISK_NEEDED_BYTES, DISK_LOW_BYTES), text, "free some, or move NOLOCO_HOME")
 
 
 def memory(free_bytes: int | None) -> Finding:
     if free_bytes is None:
         return Finding("memory", UNKNOWN, "this system does not report how much is free")
-    remedy = "end other programs, or join a run with a small model"
-    return Finding(
-        "memory", *_enough(free_bytes, MEMORY_NEEDED_BYTES, MEMORY_LOW_BYTES, f"{size(free_bytes)} free", remedy)
-    )
+    text, remedy = f"{size(free_bytes)} free", "end other programs, or join a run with a small model"
+    return _enough("memory", free_bytes, (MEMORY_NEEDED_BYTES, MEMORY_LOW_BYTES), text, remedy)
 
 
-def _enough(free: int, needed: int, low: int, text: str, remedy: str) -> tuple[str, str, str]:
-    level = ERROR if free < needed else WARNING if free < low else OK
-    return level, text, "" if level == OK else remedy
+def descriptors(soft: int) -> Finding:
+    text = f"{soft} file descriptors"
+    return _enough("files", soft, (DESCRIPTORS_NEEDED, DESCRIPTORS_LOW), text, "allow more: `ulimit -n 4096`")
+
+
+def _enough(subject: str, there: int, limits: tuple[int, int], text: str, remedy: str) -> Finding:
+    level = (ERROR, WARNING, OK)[sum(there >= limit for limit in limits)]
+    return Finding(subject, level, text, "" if level == OK else remedy)
 
 
 def clock(skew: ClockSkew | None) -> Finding:
@@ -120,20 +121,14 @@ def port(listen: Address, trouble: str | None, held_by_node: bool) -> Finding:
     return Finding("port", OK, f"{listen} is free")
 
 
-def descriptors(soft: int) -> Finding:
-    level = ERROR if soft < DESCRIPTORS_NEEDED else WARNING if soft < DESCRIPTORS_LOW else OK
-    return Finding("files", level, f"{soft} file descriptors", "" if level == OK else "allow more: `ulimit -n 4096`")
-
-
 def reachable(verdict: str | None, asked: bool) -> Finding:
     """`asked`: whether there was a node to ask."""
     match verdict:
         case None if not asked:
             return Finding("reachable", UNKNOWN, "no node to ask: start one here, or name one with --bootstrap")
         case None:
-            return Finding(
-                "reachable", UNKNOWN, "not known: the nodes that were asked are on this machine, or did not answer"
-            )
+            text = "not known: the nodes that were asked are on this machine, or did not answer"
+            return Finding("reachable", UNKNOWN, text)
         case str() if verdict in (DIRECTLY, MAPPED):
             return Finding("reachable", OK, "directly" if verdict == DIRECTLY else "at a port of the router")
         case str() if verdict == RELAYED:
