@@ -471,7 +471,7 @@ async def test_what_a_caller_gave_up_before_it_was_passed_on_is_not_passed_on(mi
 async def test_a_stage_in_the_middle_takes_nothing_that_it_cannot_pass_on(middle: Middle) -> None:
     """So its caller asks another one at once."""
     middle.node.service.candidates([])
-    middle.trio.first.sends(within_s=1.0)
+    middle.trio.first.sends()
     await comes(lambda: middle.node.service.totals.refused > 0)
     assert middle.node.service.letters.empty() and not middle.node.service.totals.received_bytes
     middle.node.service.candidates(["last"])
@@ -485,7 +485,7 @@ async def test_hanging_up_brings_no_more_micro_batches_into_a_node(middle: Middl
         call.cancel()
         begun.append(asked)
     refused = middle.node.service.totals.refused
-    middle.trio.first.sends(within_s=1.0)
+    middle.trio.first.sends()
     await comes(lambda: middle.node.service.totals.refused > refused)
     assert middle.node.service.letters.empty()
     for asked in begun:
