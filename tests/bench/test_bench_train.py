@@ -15,6 +15,7 @@ from noloco_node.bench.rivals import paced, real_nodes
 from noloco_node.bench.rivals.local_steps import LocalSteps
 from noloco_node.bench.rivals.paced import Setting
 from noloco_node.run import toml
+from noloco_node.training import model
 from noloco_node.training.task import Task
 
 SMALL = Setting(hidden=16, layers=1, length=8, tokens=16, step_s=0.05, held_out=1, every_s=0.0)
@@ -58,7 +59,15 @@ def test_weights_are_left_and_judged_afterwards(tmp_path: Path, monkeypatch: pyt
         steps.gradient(steps.module)
         steps.descend(optimizer)
     steps.evaluate()
+    evaluated = time.time()
     steps.evaluate()
+    assert not list(tmp_path.iterdir()), "they are copied in the next step's pause"
+    left = torch.cat([p.detach().flatten() for _, p in model.parameters(steps.module)]).half()
+    steps.gradient(steps.module)
+    steps.descend(optimizer)
+    steps.task._saving.shutdown()
+    (file,) = tmp_path.iterdir()
+    assert float(file.name) <= evaluated + 0.001 and torch.equal(torch.load(file), left)
     (at_first, first), (second, loss) = paced.losses(SMALL, tmp_path, time.time() - 60)
     assert at_first == 0
     assert 55 < second <= 60

@@ -75,6 +75,7 @@ class Paced(Language):
         self._began = 0.0
         self._trained = False
         self._folder, self._left_at = os.environ.get(WEIGHTS), 0.0
+        self._to_leave: nn.Module | None = None
         self._saving = ThreadPoolExecutor(1)
         self.step_s = 0.0
         """In all steps: forward, backward and the pause."""
@@ -95,17 +96,22 @@ class Paced(Language):
         return super().evaluate(module, examples)
 
     def leave_weights(self, module: nn.Module) -> None:
-        """Where they were trained since, and the last ones are old enough."""
-        now = time.time()
-        if self._folder and self._trained and now >= self._left_at + self.setting.every_s:
-            self._trained, self._left_at = False, now
-            named = model.parameters(module)
-            flat = host_memory([sum(p.numel() for _, p in named)], torch.half)
-            for (_, start, end), (_, p) in zip(model.places(named), named, strict=True):
-                flat[start:end] = p.detach().flatten()
-            self._saving.submit(torch.save, flat, Path(self._folder, f"{now:.3f}"))  # which is no part of training
+        """Where they were trained since, and the last ones are old enough. They are copied in the next step's pause, as
+        that is no part of training: AdamW has not changed them yet."""
+        if self._folder and self._trained and time.time() >= self._left_at + self.setting.every_s:
+            self._trained, self._left_at, self._to_leave = False, time.time(), module
+
+    def _leave(self, module: nn.Module, folder: str) -> None:
+        named = model.parameters(module)
+        flat = host_memory([sum(p.numel() for _, p in named)], torch.half)
+        for (_, start, end), (_, p) in zip(model.places(named), named, strict=True):
+            flat[start:end] = p.detach().flatten()
+        self._saving.submit(torch.save, flat, Path(folder, f"{self._left_at:.3f}"))
 
     def _end_step(self) -> None:
+        module, self._to_leave = self._to_leave, None
+        if module and self._folder:
+            self._leave(module, self._folder)
         time.sleep(max(0.0, self._began + self.setting.step_s - time.monotonic()))
         self.step_s += time.monotonic() - self._began
 
