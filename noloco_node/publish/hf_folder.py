@@ -51,10 +51,10 @@ def write(folder: Path, trained: Trained, measured: Measured | None, history: Hi
     """Raises UsageError, DiskFull, and leaves the folder untouched then."""
     check(folder)
     folder = folder.resolve()  # a link to it stays one
-    _require_room(folder, trained)
     with atomic_files.writing(f"an export into {folder}", _ELSEWHERE):
+        fresh = atomic_files.part_of(folder)  # what a killed one left takes room, too
+        _require_room(folder, trained)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        fresh = atomic_files.part_of(folder)
         fresh.mkdir()
         try:
             _fill(fresh, trained, measured, history)

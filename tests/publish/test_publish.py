@@ -285,6 +285,15 @@ def test_it_removes_what_a_killed_export_to_the_same_place_left(
     assert left == [".model-mine", ".other.0-4194305.part", "model"]
 
 
+def test_what_a_killed_export_left_does_not_count_as_a_full_disk(
+    made: Left, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / ".model.0-4194305.part"
+    left.mkdir()
+    monkeypatch.setattr("noloco_node.base.atomic_files.free_bytes", lambda _: 0 if left.exists() else 1 << 40)
+    told(capsys, "export", "--to", str(tmp_path / "model"), "--home", str(made.home.root))
+
+
 def test_where_a_link_leads_the_export_lies_there(
     made: Left, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
