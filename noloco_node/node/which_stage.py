@@ -16,6 +16,7 @@ from noloco_node.base import atomic_files
 from noloco_node.base.states import ON_THE_WAY, NodeState
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host.config import NodeConfig
+from noloco_node.node.find_run import UNANSWERED_S
 from noloco_node.peers.record import PeerRecord
 from noloco_node.run.schema import MAX_STAGES
 from noloco_node.stages.part import Position
@@ -134,9 +135,12 @@ def ended(
 
 
 async def _others(look: Callable[[], Awaitable[Collection[PeerRecord]]]) -> Collection[PeerRecord]:
-    for _ in range(LOOKS):
+    """A look that fails says nothing of whether there are any."""
+    until, looks = asyncio.get_running_loop().time() + UNANSWERED_S, 0
+    while looks < LOOKS and asyncio.get_running_loop().time() < until:
         with suppress(NolocoError, OSError):
             if found := await look():
                 return found
+            looks += 1
         await asyncio.sleep(LOOK_S)
     return ()

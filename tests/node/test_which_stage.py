@@ -1,15 +1,18 @@
 """Which stage a node takes: the one that is named, the one it held, the thinnest."""
 
+import asyncio
 import random
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from virtual_clock import run_virtual
 
-from noloco_node.errors import UsageError
+from noloco_node.errors import SwarmUnreachable, UsageError
 from noloco_node.host.config import NodeConfig
 from noloco_node.node import which_stage
+from noloco_node.peers.directory import REFUSED
 from noloco_node.peers.record import PeerRecord
 from noloco_node.stages.part import Position
 
@@ -56,6 +59,17 @@ async def test_a_stage_that_everybody_lost_is_taken_only_by_who_has_its_checkpoi
     which_stage._kept(other, 2).mkdir(parents=True)
     assert await chosen(other, lost) == Position(1, 3)
     assert await chosen(tmp_path / "third", holders(1, 1, 3)) == Position(1, 3), "before the first round it is begun"
+
+
+def test_that_nobody_holds_a_stage_has_to_be_answered(tmp_path: Path) -> None:
+    """Who is refused at first would take any stage, also one that is lost."""
+
+    async def look() -> list[PeerRecord]:
+        if asyncio.get_running_loop().time() < 30:
+            raise SwarmUnreachable(REFUSED)
+        return holders(1, 1, 3, round=7)
+
+    assert run_virtual(which_stage.choose(look, 3, NodeConfig(home=tmp_path), tmp_path)) == Position(2, 3)
 
 
 def checkpoint(folder: Path, of: str) -> None:
