@@ -96,8 +96,11 @@ class RunRegistry(RunsServicer):
 
     @property
     def places(self) -> dict[str, str]:
-        """Where each run is from, by its id: where it was announced first."""
-        return {run_id: kept.place for (run_id, _), kept in reversed(self._runs.items())}
+        """Where each run is from, by its id: of several that signed it, the one at whose place fewest are from."""
+        found, sizes = dict[str, str](), Counter(kept.place for kept in self._runs.values())
+        for (run_id, _), kept in self._runs.items():
+            found[run_id] = min(found.get(run_id, kept.place), kept.place, key=sizes.__getitem__)
+        return found
 
     async def List(self, request: pb.RunsRequest, context: Any) -> pb.RunsReply:  # noqa: N802
         runs = [_encode(kept.signed, kept.amended) for kept in self._runs.values()]

@@ -161,6 +161,17 @@ def test_copies_of_a_run_in_which_people_train_make_room(author: Identity, tmp_p
     assert service.known == [real, *copies[4:]]
 
 
+def test_who_signs_a_run_anew_and_first_does_not_bring_it_to_a_crowded_place(
+    author: Identity, other_author: Identity
+) -> None:
+    """As after a restart of the rendezvous: of each place one run is looked up before another of that place."""
+    real, service = signed(author), run_registry.RunRegistry()
+    for number, theirs in enumerate([signed(other_author), signed(other_author, "spam")]):
+        assert service.add(theirs, f"thief {number}", place="rented")
+    assert service.add(real, "trainer", place="home")
+    assert list(service.places.values()) == ["home", "rented"]
+
+
 def test_where_there_is_no_room_the_place_that_has_most_gives_one_up(author: Identity) -> None:
     service, idle = run_registry.RunRegistry(), signed(author, "idle")
     assert service.add(idle, "trainer", place="home")
