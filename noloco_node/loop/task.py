@@ -34,10 +34,14 @@ class Trained(nn.Module):
     def __init__(self, whole: nn.Module) -> None:
         super().__init__()
         self.whole = (plain(whole), whole)  # in a tuple they are no parts of this module, which changes nothing of them
-        self.part = "".join(f"{name} stays\n" for name, p in self.whole[0].named_parameters() if not p.requires_grad)
+        self.part = "".join(f"{name} stays\n" for name, p in self._named() if not p.requires_grad)
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((name, p) for name, p in self.whole[0].named_parameters() if p.requires_grad)
+        return ((name, p) for name, p in self._named() if p.requires_grad)
+
+    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """A part of the model may be compiled, too."""
+        return ((name.replace("_orig_mod.", ""), p) for name, p in self.whole[0].named_parameters())
 
 
 def plain(module: nn.Module) -> nn.Module:
