@@ -56,7 +56,8 @@ REFUSED_REMEDY = "start another rendezvous, and let some of the nodes here join 
 _DHT_S = 10.0  # for one look-up or store: a few rounds of calls, each cancelled after 3 s
 _LEAVE_S = 2.0  # leaving is quick even if no peer answers any more
 _CALL_S = 3.0
-_AGAIN_S = 2.0  # when a node that was refused asks again to be let in
+_AGAIN_S = 2.0  # when a node that was refused, or not heard, asks again to be let in
+_SILENT_TRIES = 2  # in a row, until no bootstrap node answers: one ping, or its answer, may be lost or late
 _SILENT_S = 5.0  # that a peer without an answer is not asked: one that was away for an hour as long as any other
 _UNMET = 2  # neighbours of an answer that are asked though we have not met them
 _NEAREST = 8  # nodes that a look-up or store asks; five of them hold a record. hivemind's 20 answered with 20 copies
@@ -178,7 +179,7 @@ class Directory:
 
     async def _meet_bootstrap(self, refused_s: float) -> None:
         loop, node = asyncio.get_running_loop(), self._running()
-        until = loop.time() + refused_s
+        until, silent = loop.time() + refused_s, 0
         while True:
             came = Counter[str]()
             answers.set(came)
@@ -186,12 +187,13 @@ class Directory:
             await asyncio.sleep(0)  # hivemind enters those that answered
             if node.protocol.routing_table.peer_id_to_uid:
                 break
-            if not came["refused"]:
+            silent = 0 if came["refused"] else silent + 1
+            if silent == _SILENT_TRIES:
                 raise SwarmUnreachable(
                     "cannot reach the swarm: no bootstrap node answers in its directory of peers. "
                     "Does it run a compatible version of noloco-node?"
                 )
-            if loop.time() > until:
+            if came["refused"] and loop.time() > until:
                 raise SwarmUnreachable(f"cannot reach the swarm: {REFUSED}. {REFUSED_REMEDY}")
             await asyncio.sleep(_AGAIN_S)
         with suppress(TimeoutError):

@@ -188,6 +188,28 @@ async def test_a_newcomer_that_is_refused_waits_to_be_let_in(nodes, monkeypatch)
         await visitor.start(refused_s=0.0)
 
 
+async def test_a_newcomer_whose_first_ping_is_lost_asks_again(nodes, monkeypatch):
+    """By one alone it would end, or join by peers that nobody chose."""
+    monkeypatch.setattr(directory, "_AGAIN_S", 0.2)
+    rendezvous, _ = await nodes.start(member=False)
+    lost, asked = 1, 0
+
+    def begin(*_):
+        nonlocal asked
+        asked += 1
+        if asked <= lost:
+            raise OSError("lost")
+        return True
+
+    rendezvous._p2p._others.begin = begin
+    newcomer, _ = await nodes.start(stores=False)
+    assert asked == 2
+    lost = 1000
+    with pytest.raises(SwarmUnreachable, match="no bootstrap node answers"):
+        await Directory(nodes.transport_of(newcomer).p2p, newcomer._bootstrap, stores=False).start()
+    assert asked == 4
+
+
 async def test_who_stores_a_record_fetches_none(nodes, monkeypatch):
     rendezvous, _ = await nodes.start(member=False)
     (a, a_id), (b, b_id) = [await nodes.start() for _ in range(2)]
