@@ -290,13 +290,14 @@ class Libp2pTransport:
         except PortInUse:  # another program took it between two of our p2pd, or since the last start
             if not (self._any_port and self._listen.port):
                 raise
-            self._listen = replace(self._listen, port=0)
+            check_port(any_port := replace(self._listen, port=0))  # not where it is the address that is gone
+            self._listen = any_port
             await self._begin(bootstrap)
 
     async def _begin(self, bootstrap: Sequence[Address]) -> None:
+        check_port(self._listen)
         if self._serves_relay and not self._listen.port:  # p2pd would take one for TCP and another one for QUIC
             self._listen = replace(self._listen, port=free_port(self._listen))
-        check_port(self._listen)
         if self._serves_relay and not is_free_for_udp(self._listen):
             _log.warning("nodes behind routers will swap over this relay: another program has its port for UDP")
         listen = [] if self._relay == ONLY else self._ways([self._listen])

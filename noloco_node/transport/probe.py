@@ -56,19 +56,17 @@ def check_port(address: Address) -> None:
 
     p2pd itself would go on where it can still listen for QUIC.
     """
-    if address.port == 0:
-        return
-    with socket.socket(address.family or socket.AF_INET, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier run may still linger
-        try:
+    try:
+        with socket.socket(address.family or socket.AF_INET, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # those of an earlier run may still linger
             trial.bind((address.host, address.port))
-        except OSError as error:
-            port, another = f"the port {address.port} on {address.host}", "choose another one with --listen"
-            if error.errno == errno.EADDRINUSE:
-                raise PortInUse(f"{port} is in use by another program: {another}") from error
-            if error.errno == errno.EADDRNOTAVAIL:  # which may come: of a VPN, as the machine starts
-                raise PortInUse(f"{address.host} is no address of this machine at this moment: {another}") from error
-            raise UsageError(f"{port} is refused ({error.strerror}): {another}") from error
+    except OSError as error:
+        port, another = f"the port {address.port} on {address.host}", "choose another one with --listen"
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(f"{port} is in use by another program: {another}") from error
+        if error.errno == errno.EADDRNOTAVAIL:  # which may come: of a VPN, as the machine starts
+            raise PortInUse(f"{address.host} is no address of this machine at this moment: {another}") from error
+        raise UsageError(f"{port} is refused ({error.strerror}): {another}") from error
 
 
 def free_port(address: Address) -> int:

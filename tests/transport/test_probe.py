@@ -1,6 +1,7 @@
 """The first look at a bootstrap address, and the sentences a user reads when it fails."""
 
 import asyncio
+import errno
 import socket
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 from ports import quiet_port
 
 from noloco_node.base.addresses import EXAMPLE, Address, parse
-from noloco_node.errors import PortInUse, SwarmUnreachable
+from noloco_node.errors import PortInUse, SwarmUnreachable, UsageError
 from noloco_node.transport.probe import check_port, is_of_this_machine, probe
 
 PEER = parse(EXAMPLE).peer
@@ -45,9 +46,19 @@ async def test_no_answer():
             writer.transport.abort()
 
 
-def test_an_address_that_is_not_there_yet_is_no_final_error():
+@pytest.mark.parametrize("port", [4001, 0])
+def test_an_address_that_is_not_there_yet_is_no_final_error(port):
     with pytest.raises(PortInUse, match="no address of this machine at this moment"):
-        check_port(Address("ip4", "192.0.2.1", 4001))
+        check_port(Address("ip4", "192.0.2.1", port))
+
+
+def test_where_a_machine_has_no_ipv6_that_is_said(monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+
+    monkeypatch.setattr(socket, "socket", fail)
+    with pytest.raises(UsageError, match=r"refused \(Address family not supported by protocol\): choose another"):
+        check_port(Address("ip6", "::", 0))
 
 
 @pytest.mark.parametrize(
