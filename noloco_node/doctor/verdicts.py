@@ -159,7 +159,8 @@ def home(place: Place) -> Finding:
         return Finding("home", WARNING, f"{place.root} belongs to another user", "name one of yours with --home")
     if place.exists and place.mode & 0o077:
         text = f"other users can read {place.root}"
-        return Finding("home", WARNING, text, f"`chmod 700 {place.root}`")
+        remedy = f"`chmod 700 {place.root}`, or if others use it too, as /tmp, name one of its own with --home"
+        return Finding("home", WARNING, text, remedy)
     return Finding("home", OK, place.root if place.exists else f"{place.root} will be created")
 
 
