@@ -60,6 +60,8 @@ class Reachability:
         """Where p2pd believed that we can be reached, at the last survey."""
         self._answered = True
         """Whether anybody answered it, where there is anybody to ask."""
+        self._doubts = False
+        """Whether no port was open at the last survey where one was before: on a busy link an answer may be late."""
         self._outside: list[Address] = []
         self._relayed: list[Address] = []
         self.verdict: str | None = None
@@ -89,7 +91,7 @@ class Reachability:
             number = next(turns)
             # At the start the peers may have been busy. And where this machine has moved to another network, the
             # connections of the old one seem to be there for a while.
-            if moved or number == 1 or not self._answered or number % _SURVEY_EVERY == 0:
+            if moved or number == 1 or self._doubts or not self._answered or number % _SURVEY_EVERY == 0:
                 await self.survey(control(), found())
             if self.verdict in (RELAYED, OUTGOING):
                 await self.reserve(control())
@@ -100,7 +102,7 @@ class Reachability:
     async def survey(self, control: P2pdControl, found: Sequence[Address]) -> None:
         """Ask peers where they see us and whether they can call us there; reserve with a relay where none can."""
         ours = seen_outside(found)
-        self._asked = set(ours)
+        moved, self._asked = self._asked != set(ours), set(ours)
         ports = sorted({port for _, port in ours})
         clocks: dict[str, str] = {}
         for peer in (*self.helpers, *self._others()):
@@ -121,11 +123,13 @@ class Reachability:
             for port in view.open:
                 said.setdefault((view.host, port), set()).add(peer)
         seen = [where for where, by in said.items() if self._are_believed(by)]
+        same = {view.host for view in views.values()} & {address.host for address in self._outside}
+        self._doubts = bool(same) and not (seen or moved or self._doubts)
         if seen and self._relays != ONLY:
             self._outside = [ip_address(host, port, self._peer_id) for host, port in seen]
             self._relayed = []
             self.verdict = DIRECTLY if any(is_of_this_machine(host) for host, _ in seen) else MAPPED
-        elif views:
+        elif views and not self._doubts:
             self._outside = []
             await self.reserve(control)
 

@@ -131,6 +131,39 @@ def test_a_laptop_in_another_network_is_soon_known_there(verdict: str, monkeypat
         assert max(after - before for before, after in pairwise(reserved)) < KEEP_S + 5, "also where nobody answers"
 
 
+@pytest.mark.parametrize(("closed", "verdict"), [(1, MAPPED), (2, OUTGOING)])
+def test_one_probe_that_comes_too_late_takes_no_address_back(
+    closed: int, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a swap fills a slow link: the node would end all its connections, to listen for QUIC."""
+    verdicts = list[str | None]()
+
+    async def skew(*_: object) -> None:
+        return None
+
+    async def reserve(*_: object) -> bool:
+        return True
+
+    async def look(_channel: object, ports: list[int]) -> self_view.SelfView:
+        return self_view.SelfView("9.9.9.9", () if 3 <= len(verdicts) < 3 + closed else tuple(ports))
+
+    monkeypatch.setattr(reachability.self_view, "skew", skew)
+    monkeypatch.setattr(reachability.self_view, "look", look)
+    monkeypatch.setattr(reachability.relay, "reserve", reserve)
+    monkeypatch.setattr(reachability, "_SURVEY_EVERY", 1)
+
+    async def main() -> None:
+        found = Reachability("us", AUTO, {"helper": []}, {"helper"}, list, str, str)
+        own = lambda: [Address("ip4", "10.0.0.2", 4001)]  # noqa: E731
+        keeping = asyncio.create_task(found.keep(lambda: None, own, lambda: verdicts.append(found.verdict)))
+        await asyncio.sleep((3 + closed) * (KEEP_S + 1))
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+    run_virtual(main())
+    assert verdicts[:4] == [MAPPED] * 4 and verdicts[2 + closed] == verdict
+
+
 def test_a_node_without_bootstrap_peers_compares_clocks_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[object]()
 
