@@ -3,7 +3,8 @@ checkpoint to resume from. node/trainer.py begins the training and reads what th
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from noloco_node.checkpoints import saved_state
@@ -53,11 +54,12 @@ def start(  # noqa: PLR0913, PLR0917
         nonlocal replica
         inner = replica = build(run, config, peer_id, sources, part, reads=reads, brought=brought)
         inner.spill_folder = keeper.folder
-        if keeper.resume(inner.layout, using(run, inner, inner.load), inner.parameters):
-            log.info("going on from the checkpoint of round %d", inner.round)
-        elif run.model.weights and weights:
-            log.info("beginning with the weights in %s", weights)
-            inner.begin_with(first_weights.check(weights, run.model.weights))
+        with _closed_if_it_fails(inner):
+            if keeper.resume(inner.layout, using(run, inner, inner.load), inner.parameters):
+                log.info("going on from the checkpoint of round %d", inner.round)
+            elif run.model.weights and weights:
+                log.info("beginning with the weights in %s", weights)
+                inner.begin_with(first_weights.check(weights, run.model.weights))
         return inner
 
     def last_good() -> State | None:
@@ -106,15 +108,22 @@ def build(  # noqa: PLR0913
         part=part or (lambda whole: whole),
         brought=brought,
     )
-    try:
+    with _closed_if_it_fails(replica):
         token_cache.prune(sources.cache)  # never the one of this run, which has just been used
         rehearse(run.outer.codec, replica.phi.device)
         # others have to do with the losses of a stage
         replica.try_out(losses=run.model.task is not None and brought is None and part is None)
+    return replica
+
+
+@contextmanager
+def _closed_if_it_fails(replica: Replica) -> Iterator[None]:
+    """Where a loop brings its model, torch would hold the replica, by the loop's optimizers."""
+    try:
+        yield
     except BaseException:
         replica.close()
         raise
-    return replica
 
 
 def require_good(found: State) -> None:
