@@ -76,7 +76,7 @@ class RendezvousNode(BaseNode):
 
     async def _look_up(self, swarm: Directory, run: str) -> None:
         with suppress(NolocoError, OSError):
-            seen = self._seen[run] = await swarm.peers_of(run)
+            seen = self._seen[run] = (await swarm.peers_of(run)).peers
             self._transport.introduce({peer: record.addresses for peer, record in seen.items()})
 
     def _training(self, run_id: str) -> int:

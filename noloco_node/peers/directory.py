@@ -15,7 +15,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
@@ -74,6 +74,22 @@ _stores: ContextVar[bool] = ContextVar("stores", default=False)
 """Whether this task stores a record: then it looks for nodes only."""
 
 
+class Found(NamedTuple):
+    """What a look-up says of a run."""
+
+    peers: dict[str, PeerRecord]
+    unanswered: str | None = None
+    """SILENT or REFUSED, where it says nothing of who is there: `peers` are those of earlier ones."""
+
+
+@dataclass(slots=True)
+class _RunRead:
+    """What was read of a run so far."""
+
+    size: SizeEstimate = field(default_factory=lambda: SizeEstimate(random.Random()))
+    known: dict[str, PeerRecord] = field(default_factory=dict)
+
+
 async def _place_of_its_own(peer: str) -> str:
     return peer
 
@@ -112,18 +128,15 @@ class Directory:
         self._boot = secrets.token_bytes(16)
         self._last: Presence | None = None
         self._rng = random.Random()
-        self._size = SizeEstimate(self._rng)
-        self._known: dict[str, PeerRecord] = {}
+        self._run = _RunRead(SizeEstimate(self._rng))
         self._written: dict[int, float] = {}
         """The depths of our records that may not have expired yet, and when each was written."""
-        self._other_runs: dict[str, _OtherRun] = {}
+        self._other_runs: dict[str, _RunRead] = {}
         self._answering = answering
         self._told_by: dict[str, set[str]] = {}
         """By peer: the nodes of the DHT that gave us its record lately."""
         self._met: dict[str, str] = {}
         """Peers that were there and where, the latest last."""
-        self.unanswered: str | None = None
-        """Why the last look-up says nothing of who is there; None: it was answered."""
         self.stored = True
         """Whether another node has stored the last record of this one, or need not, as this one joined nobody."""
         self.done: Counter[str] = Counter()
@@ -210,7 +223,7 @@ class Directory:
         now = time.time()
         await self._ping_known()
         for _ in range(_FIRST_READS):
-            if not self._size.known:
+            if not self._run.size.known:
                 await self.peers()
         record = signed_record(
             identity,
@@ -218,7 +231,7 @@ class Directory:
             run_id=self._run_id,
             boot=self._boot,
             now=now,
-            peers=self._size.peers,
+            peers=self._run.size.peers,
         )
         keys = [key_of(self._run_id, bucket_of(identity.peer_id, depth)) for depth in self._depths(now)]
         self.done["stores"] += len(keys)
@@ -241,26 +254,20 @@ class Directory:
                 async with asyncio.timeout(_LEAVE_S):
                     await self.publish(replace(self._last, state=NodeState.LEAVING))
 
-    async def peers(self) -> dict[str, PeerRecord]:
+    async def peers(self) -> Found:
         """Read one more bucket, and return the accepted records of this run's other peers, of all buckets that were
         read in a record's lifetime: every peer of a small run; of a large one, as good as a uniform sample."""
-        identity = self._member()
-        self._known = await self._read(self._run_id, self._size, self._known, identity.peer_id)
-        return self._there(self._known)
+        return await self._read(self._run_id, self._run, self._member().peer_id)
 
-    async def peers_of(self, run_id: str) -> dict[str, PeerRecord]:
+    async def peers_of(self, run_id: str) -> Found:
         """Like `peers`, but of a run that this node is no member of."""
         if run_id not in self._other_runs and len(self._other_runs) >= _OTHER_RUNS:
             del self._other_runs[next(iter(self._other_runs))]
-        run = self._other_runs.setdefault(run_id, _OtherRun())
-        run.known = await self._read(run_id, run.size, run.known)
-        return self._there(run.known)
+        return await self._read(run_id, self._other_runs.setdefault(run_id, _RunRead()))
 
-    async def _read(
-        self, run_id: str, size: SizeEstimate, known: Mapping[str, PeerRecord], own: str | None = None
-    ) -> dict[str, PeerRecord]:
-        """The `known` records that have not expired, and those of one bucket more, without our `own`."""
-        node = self._running()
+    async def _read(self, run_id: str, run: _RunRead, own: str | None = None) -> Found:
+        """The known records that have not expired, and those of one bucket more, without our `own`."""
+        node, size = self._running(), run.size
         if not node.protocol.routing_table.peer_id_to_uid:
             await self._ping_known()
         depth = size.read_depth()
@@ -278,13 +285,14 @@ class Directory:
         answered = self._there(there)
         self._meet({peer: claimed(peer, record.addresses) for peer, record in answered.items()})
         ours = own is not None and bucket_of(own, depth) == bucket
-        self.unanswered = None if there else self._unanswered(came)
+        unanswered = None if there else self._unanswered(came)
         estimates = [record.peers for record in answered.values() if record.peers]
-        size.found(depth, self._alive(there) + ours, estimates, whole=self.unanswered is None)
+        size.found(depth, self._alive(there) + ours, estimates, whole=unanswered is None)
         now = time.time()
-        found_now = there if not (known and size.is_partial(depth)) else {}
-        alive = {peer: record for peer, record in {**known, **found_now}.items() if record.expires > now}
-        return alive if len(alive) <= _MAX_KNOWN else _few(self._there(alive))
+        found_now = there if not (run.known and size.is_partial(depth)) else {}
+        alive = {peer: record for peer, record in {**run.known, **found_now}.items() if record.expires > now}
+        run.known = alive if len(alive) <= _MAX_KNOWN else _few(self._there(alive))
+        return Found(self._there(run.known), unanswered)
 
     def _unanswered(self, came: Counter[str]) -> str | None:
         """Of a look-up that found nobody. One that joined nobody may be all of the DHT."""
@@ -370,7 +378,7 @@ class Directory:
 
     def _depths(self, now: float) -> set[int]:
         """Where to write now. A record that this node leaves replaces every older one that has not expired."""
-        chosen = self._size.write_depths()
+        chosen = self._run.size.write_depths()
         self._written = {depth: at for depth, at in self._written.items() if at > now - self.ttl_s}
         leaving = self._last is not None and self._last.state == NodeState.LEAVING
         self._written |= dict.fromkeys(chosen, now)
@@ -419,11 +427,3 @@ def _few(records: Mapping[str, PeerRecord]) -> dict[str, PeerRecord]:
     """_MAX_KNOWN of them, each place's first before any place's second."""
     places = {peer: claimed(peer, record.addresses) for peer, record in records.items()}
     return {peer: records[peer] for peer in in_turn(places)[:_MAX_KNOWN]}
-
-
-@dataclass(slots=True)
-class _OtherRun:
-    """The records read of a run that this node is no member of."""
-
-    size: SizeEstimate = field(default_factory=lambda: SizeEstimate(random.Random()))
-    known: dict[str, PeerRecord] = field(default_factory=dict)

@@ -72,8 +72,8 @@ class Membership:
         self._cache = cache
         self._changed, self._refuses = changed, refuses
         self._directory: Directory | None = None
-        self._unanswered_since: float | None = None
-        """The first look-up that was not answered, by the monotonic clock; None: the last one was, or is under way."""
+        self._unanswered: tuple[float, str] | None = None
+        """The first look-up that was not answered, by the monotonic clock, and why the last was not; None: it was."""
         self._unstored_since: float | None = None
         """The first time that nobody stored this node's record."""
 
@@ -100,25 +100,24 @@ class Membership:
 
     async def look(self) -> None:
         if self._directory:
-            self._unanswered_since = self._unanswered_since or time.monotonic()
+            self._unanswered = since, _ = self._unanswered or (time.monotonic(), SILENT)
             found = await self._directory.peers()
-            if self._directory.unanswered is None:
-                self._unanswered_since = None
-            self.seen = {peer: seen for peer, seen in found.items() if not self._refuses(peer, seen.admission)}
+            self._unanswered = (since, found.unanswered) if found.unanswered else None
+            self.seen = {peer: seen for peer, seen in found.peers.items() if not self._refuses(peer, seen.admission)}
             self._transport.introduce({peer: record.addresses for peer, record in self.seen.items()})
             self._changed()
 
     async def others(self) -> Collection[PeerRecord]:
         """Those of a look-up now. Raises SwarmUnreachable where it says nothing of who is there."""
         await self.look()
-        if self._directory and self._directory.unanswered and not self.seen:
-            raise SwarmUnreachable(self._directory.unanswered)
+        if self._unanswered and not self.seen:
+            raise SwarmUnreachable(self._unanswered[1])
         return self.seen.values()
 
     def health(self, now: float) -> tuple[Health, ...]:
         """`now`: by the monotonic clock. What has lasted as long as a record lives."""
-        why = (self._directory and self._directory.unanswered) or SILENT
-        if self._unanswered_since and (for_s := now - self._unanswered_since) > TTL_S:
+        since, why = self._unanswered or (now, SILENT)
+        if (for_s := now - since) > TTL_S:
             text = f"network: for {span(for_s)} {why}, so this node finds nobody"
             remedy = REFUSED_REMEDY if why == REFUSED else _SILENT_REMEDY
         elif self._unstored_since and (for_s := now - self._unstored_since) > TTL_S:
@@ -132,7 +131,7 @@ class Membership:
         """A node that trains looks for others until it sees one of its partners train. To see some that pause or begin
         is not enough, nor one that says it trains: while it is the only one, it can hold this node's swap for long. Who
         is refused does not ask more often."""
-        if self._directory and self._directory.unanswered == REFUSED:
+        if self._unanswered and self._unanswered[1] == REFUSED:
             return LOOK_S
         trains = own_state == NodeState.TRAINING
         met = any(peer in partners and record.state == NodeState.TRAINING for peer, record in self.seen.items())

@@ -5,15 +5,14 @@ A visitor has a temporary p2pd and identity; it publishes nothing, stores no rec
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from noloco_node.base.addresses import ANY_LOCAL_PORT, Address
 from noloco_node.base.identity import Identity
 from noloco_node.errors import NolocoError, PeerFault, SwarmUnreachable
 from noloco_node.peers import rows, run_registry
-from noloco_node.peers.directory import Directory
-from noloco_node.peers.record import PeerRecord
+from noloco_node.peers.directory import SILENT, Directory, Found
 from noloco_node.run.manifest import Signed
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.p2pd.cleanup import temporary_key
@@ -55,24 +54,24 @@ class Visitor:
         if self._directory is None:
             self._directory = Directory(self.transport.p2p, self._bootstrap, stores=False)
             await self._directory.start(refused_s=0.0)
-        directory = self._directory
-        found = await asyncio.gather(*(self._run_seen(directory, signed) for signed in known))
-        if found and directory.unanswered and not any(run.peers for run in found):
-            raise SwarmUnreachable(f"nobody says who is in a run: {directory.unanswered}. Try again later")
-        return rows.peers_view(found)
+        found = await asyncio.gather(*(self._look_up(self._directory, signed) for signed in known))
+        why = next((run.unanswered for run in found if run.unanswered), None)
+        if why and not any(run.peers for run in found):
+            raise SwarmUnreachable(f"nobody says who is in a run: {why}. Try again later")
+        seen = zip(known, found, strict=True)
+        return rows.peers_view(rows.run_seen(signed, run.peers, time.time()) for signed, run in seen)
 
     async def close(self) -> None:
         if self._directory:
             await self._directory.close()
 
-    async def _run_seen(self, directory: Directory, signed: Signed) -> rows.RunSeen:
-        run_id = rows.verified(signed).run_id
-        seen: Mapping[str, PeerRecord] = {}
+    async def _look_up(self, directory: Directory, signed: Signed) -> Found:
+        run_id, found = rows.verified(signed).run_id, Found({}, SILENT)
         with suppress(OSError):  # a look-up takes too long: what was read before counts
             for _ in range(READS):
-                seen = await directory.peers_of(run_id)
-        self.transport.introduce({peer: record.addresses for peer, record in seen.items()})
-        return rows.run_seen(signed, seen, time.time())
+                found = await directory.peers_of(run_id)
+        self.transport.introduce({peer: record.addresses for peer, record in found.peers.items()})
+        return found
 
     async def ping(self, peer: str, payload_bytes: int = 0) -> PingView:
         return await ping(self.transport, peer, payload_bytes)

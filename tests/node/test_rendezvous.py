@@ -13,6 +13,7 @@ from noloco_node.base.identity import Identity
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import NodeConfig
 from noloco_node.node.rendezvous import LOOK_S, RendezvousNode
+from noloco_node.peers.directory import Found
 from noloco_node.peers.run_registry import MAX_RUNS
 from noloco_node.run import manifest
 from noloco_node.run.schema import Manifest
@@ -33,14 +34,14 @@ def test_many_runs_of_one_host_keep_no_other_run_from_being_looked_up(
     honest = manifest.verify(runs[-1]).run_id
     looked: list[float] = []
 
-    async def peers_of(run: str) -> dict[str, Any]:
+    async def peers_of(run: str) -> Found:
         if run == honest:
             looked.append(asyncio.get_running_loop().time())
-            return {}
+            return Found({})
         await asyncio.sleep(10)
         if fails:
             raise fails
-        return {}
+        return Found({})
 
     async def main() -> None:
         swarm = cast("Any", SimpleNamespace(peers_of=peers_of))

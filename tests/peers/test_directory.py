@@ -15,7 +15,7 @@ from noloco_node.base.identity import Identity
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.peers import directory
 from noloco_node.peers.answering import Answering
-from noloco_node.peers.directory import REFUSED, SILENT, Directory
+from noloco_node.peers.directory import REFUSED, SILENT, Directory, Found
 from noloco_node.peers.record import accept, bucket_of, key_of
 from noloco_node.transport.libp2p import Libp2pTransport
 
@@ -73,18 +73,18 @@ async def test_members_see_each_other_through_a_rendezvous_and_that_one_leaves(n
     for swarm, others in ((a, {b_id, c_id}), (b, {a_id, c_id}), (c, {a_id, b_id})):
         expected = {identity.peer_id for identity in others}
         await until(lambda swarm=swarm, expected=expected: _sees(swarm, expected))
-    seen = (await b.peers())[a_id.peer_id]
+    seen = (await b.peers()).peers[a_id.peer_id]
     assert (seen.state, seen.round) == ("training", 7)
     await a.leave()
 
     async def b_knows():
-        return (await b.peers())[a_id.peer_id].state == "leaving"
+        return (await b.peers()).peers[a_id.peer_id].state == "leaving"
 
     await until(b_knows)
 
 
 async def _sees(swarm, expected):
-    return set(await swarm.peers()) == expected
+    return set((await swarm.peers()).peers) == expected
 
 
 async def test_a_record_disappears_when_it_expires(nodes):
@@ -111,17 +111,17 @@ async def test_an_answer_without_records_is_no_empty_bucket(nodes):
     await a.publish(presence(a_id))
     await b.publish(presence(b_id))
     await until(lambda: _sees(b, {a_id.peer_id}))
-    b._size._counts.clear()
-    b._size._counts.append(2)
+    b._run.size._counts.clear()
+    b._run.size._counts.append(2)
     rendezvous._p2p._traffic.may_answer = lambda size, _place: size < 300
     for _ in range(8):
         assert await _sees(b, {a_id.peer_id}), "until the record expires"
-    assert b._size.peers == 2
+    assert b._run.size.peers == 2
     (c, _) = await nodes.start(stores=False)
-    assert not await c.peers() and not c._size.known
+    assert not (await c.peers()).peers and not c._run.size.known
     del rendezvous._p2p._traffic.may_answer
     assert await _sees(c, {a_id.peer_id, b_id.peer_id})
-    assert c._size.known
+    assert c._run.size.known
 
 
 async def test_what_nobody_answers_is_no_empty_bucket(nodes, monkeypatch):
@@ -130,20 +130,18 @@ async def test_what_nobody_answers_is_no_empty_bucket(nodes, monkeypatch):
     (a, a_id), (b, _) = [await nodes.start(stores=False) for _ in range(2)]
     await a.publish(presence(a_id))
     await until(lambda: _sees(b, {a_id.peer_id}))
-    assert b.unanswered is None and b._size.peers == 2
+    assert b._run.size.peers == 2
 
     async def lost(*_args, **_options):
         raise TimeoutError
 
     with monkeypatch.context() as away:
         away.setattr(b._p2p._p2p, "call_protobuf_handler", lost)
-        b._known = {}
-        assert not await b.peers()
-        assert (b.unanswered, b._size.peers) == (SILENT, 2)
+        b._run.known = {}
+        assert await b.peers() == Found({}, SILENT)
+        assert b._run.size.peers == 2
     await until(lambda: _sees(b, {a_id.peer_id}))
-    assert b.unanswered is None
-    alone = await rendezvous.peers_of("0" * 64)
-    assert not alone and rendezvous.unanswered is None, "what nobody else stores, one that joined nobody knows"
+    assert await rendezvous.peers_of("0" * 64) == Found({}), "what nobody else stores, one that joined nobody knows"
 
 
 async def test_who_looks_up_too_often_is_told_so_and_asks_again_at_once(nodes):
@@ -151,11 +149,11 @@ async def test_who_looks_up_too_often_is_told_so_and_asks_again_at_once(nodes):
     (a, a_id), (b, _) = [await nodes.start(stores=False) for _ in range(2)]
     await a.publish(presence(a_id))
     rendezvous._p2p._look_ups.begin = lambda *_: False
-    assert not await b.peers()
-    assert b.unanswered == REFUSED and not b._size.known
+    assert await b.peers() == Found({}, REFUSED)
+    assert not b._run.size.known
     del rendezvous._p2p._look_ups.begin
-    assert await _sees(b, {a_id.peer_id})
-    assert b.unanswered is None
+    found = await b.peers()
+    assert set(found.peers) == {a_id.peer_id} and found.unanswered is None
 
 
 async def test_a_node_knows_whether_another_one_has_stored_its_record(nodes, monkeypatch):
@@ -181,7 +179,7 @@ async def test_a_newcomer_that_is_refused_waits_to_be_let_in(nodes, monkeypatch)
 
     rendezvous._p2p._others.begin = begin
     newcomer, _ = await nodes.start(stores=False)
-    assert refused > 3 and not await newcomer.peers() and newcomer.unanswered is None
+    assert refused > 3 and await newcomer.peers() == Found({})
     rendezvous._p2p._others.begin = lambda *_: False
     visitor = Directory(nodes.transport_of(newcomer).p2p, newcomer._bootstrap, stores=False)
     with pytest.raises(SwarmUnreachable, match="too many come from this address"):
@@ -255,15 +253,15 @@ async def test_hostile_records_are_not_stored_and_hide_no_peer(nodes):
         kept = node._node.protocol.storage._held
         assert len(kept) <= 2, "the two depths at which `a` writes"
         assert {signer for _, signer in kept} <= {a_id.peer_id}
-    assert set(await b.peers()) == {a_id.peer_id}
+    assert await _sees(b, {a_id.peer_id})
     await a.publish(presence(a_id, round=8))  # a replay did not freeze it
 
     async def b_sees_the_new_round():
-        return (await b.peers())[a_id.peer_id].round == 8
+        return (await b.peers()).peers[a_id.peer_id].round == 8
 
     await until(b_sees_the_new_round)
     await b.publish(presence(b_id))
-    assert b_id.peer_id not in await b.peers()
+    assert b_id.peer_id not in (await b.peers()).peers
 
 
 def open_files(transport):
@@ -312,7 +310,7 @@ async def test_500_throw_away_presences_of_one_caller_hide_no_peer(nodes, tmp_pa
 
 async def _expects(swarm, most):
     await swarm.peers()
-    return swarm._size.peers <= most
+    return swarm._run.size.peers <= most
 
 
 async def _few(count, most):

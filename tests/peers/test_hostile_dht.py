@@ -162,7 +162,7 @@ async def test_a_hostile_answer_ends_no_look_up(swarm, kind):
         members = {node._identity.peer_id for node in (swarm.one, swarm.other)}
 
         async def all_seen(round=round, members=members):
-            seen = [await node.peers() for node in (swarm.one, swarm.other)]
+            seen = [(await node.peers()).peers for node in (swarm.one, swarm.other)]
             rounds = [{peer: at.round for peer, at in each.items() if peer in members} for each in seen]
             return all(round in each.values() for each in rounds)
 

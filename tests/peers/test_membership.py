@@ -19,9 +19,9 @@ from noloco_node.base.identity import Identity
 from noloco_node.errors import PeerLost, SwarmUnreachable
 from noloco_node.peers import run_registry
 from noloco_node.peers.cache import PeerCache
-from noloco_node.peers.directory import REFUSED, SILENT, Directory
+from noloco_node.peers.directory import REFUSED, SILENT, Directory, Found
 from noloco_node.peers.membership import CACHED_ASKED, LOOK_ALONE_S, LOOK_S, Membership
-from noloco_node.peers.record import TTL_S, PeerRecord, accept
+from noloco_node.peers.record import TTL_S, accept
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,14 @@ class Directory(Directory):
     """One that is there at once."""
 
     def __init__(self) -> None:
-        self.unanswered: str | None = None
         self.stored, self.late = True, False
-        self.there: dict[str, PeerRecord] = {}
+        self.found = Found({})
 
     async def start(self) -> None:
         pass
 
-    async def peers(self) -> dict[str, PeerRecord]:
-        return self.there
+    async def peers(self) -> Found:
+        return self.found
 
     async def publish(self, _presence: object) -> None:
         if self.late:
@@ -92,12 +91,12 @@ def entered(tmp_path: Path) -> tuple[Membership, Directory]:
 def test_that_nobody_is_there_is_no_news_where_nobody_says_so(tmp_path: Path, identity: Identity) -> None:
     membership, directory = entered(tmp_path)
     assert not asyncio.run(membership.others())
-    directory.unanswered = REFUSED
+    directory.found = Found({}, REFUSED)
     with pytest.raises(SwarmUnreachable, match=REFUSED):
         asyncio.run(membership.others())
     found = accept(identity.peer_id, record(identity, now=time.time()), RUN, time.time(), TTL_S)
     assert found
-    directory.there = {identity.peer_id: found}
+    directory.found = Found({identity.peer_id: found}, REFUSED)
     assert list(asyncio.run(membership.others())) == [found], "of those seen before it knows"
 
 
@@ -108,19 +107,19 @@ def test_a_node_whose_look_ups_are_not_answered_says_so(tmp_path: Path, why: str
     membership, directory = entered(tmp_path)
     later = time.monotonic() + 2 * TTL_S
     assert not membership.health(later), "it has looked for nobody yet, as it still loads its model"
-    directory.unanswered = why
+    directory.found = Found({}, why)
     for _ in range(2):
         asyncio.run(membership.look())
     assert not membership.health(time.monotonic()), "what was read before may still hold"
     (found,) = membership.health(later)
     assert why in found.text and "for 2 min" in found.text and remedy in found.remedy
-    directory.unanswered = None
+    directory.found = Found({})
     asyncio.run(membership.look())
     assert not membership.health(later)
 
 
 def test_a_node_whose_look_ups_fail_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fails(_: object) -> dict[str, PeerRecord]:
+    async def fails(_: object) -> Found:
         raise TimeoutError
 
     membership, _ = entered(tmp_path)
@@ -173,7 +172,8 @@ def test_who_trains_looks_often_until_a_partner_trains(tmp_path: Path, own: str,
 def test_who_is_refused_does_not_look_more_often(tmp_path: Path) -> None:
     membership, directory = entered(tmp_path)
     assert membership.look_again_s("training", ()) == LOOK_ALONE_S
-    directory.unanswered = REFUSED
+    directory.found = Found({}, REFUSED)
+    asyncio.run(membership.look())
     assert membership.look_again_s("training", ()) == LOOK_S
 
 

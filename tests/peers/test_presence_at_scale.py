@@ -65,8 +65,8 @@ class Dht:
             self.peer()
         rng = Random(count)
         for peer in self.peers:
-            peer._size._counts.clear()
-            peer._size._counts.append(count * rng.uniform(0.8, 1.25))
+            peer._run.size._counts.clear()
+            peer._run.size._counts.append(count * rng.uniform(0.8, 1.25))
         for first in range(0, count, NODES):  # one on each node at a time
             await asyncio.gather(*(peer.publish(standing()) for peer in self.peers[first : first + NODES]))
 
@@ -151,13 +151,13 @@ async def test_300_peers_are_found_evenly_at_a_constant_cost(dht: Dht, capsys: p
 
     reader, rng, drawn, seen = dht.peers[0], Random(1), Counter[str](), set[str]()
     members = {peer._identity.peer_id for peer in dht.peers if peer._identity}
-    reader._known.clear()
-    guesses = [peer._size.peers for peer in dht.peers]
+    reader._run.known.clear()
+    guesses = [peer._run.size.peers for peer in dht.peers]
     minute: deque[set[str]] = deque(maxlen=round(60 / LOOK_S))  # a real record is known until it expires
     for _ in range(DRAWS // 2):
         before = set[str]().union(*minute)
-        reader._known = {peer: reader._known[peer] for peer in before}
-        candidates = await reader.peers()
+        reader._run.known = {peer: reader._run.known[peer] for peer in before}
+        candidates = (await reader.peers()).peers
         minute.append(candidates.keys() - before)
         seen |= candidates.keys()
         if len(minute) == minute.maxlen:

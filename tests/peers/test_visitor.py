@@ -19,8 +19,7 @@ import noloco_node
 from noloco_node.base.addresses import ANY_LOCAL_PORT
 from noloco_node.base.identity import Identity
 from noloco_node.errors import SwarmUnreachable
-from noloco_node.peers.directory import REFUSED
-from noloco_node.peers.record import PeerRecord
+from noloco_node.peers.directory import REFUSED, Found
 from noloco_node.peers.run_registry import MAX_RUNS
 from noloco_node.peers.visitor import READS, Visitor
 from noloco_node.run import manifest
@@ -64,9 +63,9 @@ def test_look_ups_that_last_too_long_cost_their_run_its_peers_and_no_more(tmp_pa
     known = [manifest.sign(Manifest(name="a-run", seed=seed), author) for seed in range(MAX_RUNS)]
     honest = manifest.verify(known[-1]).run_id
 
-    async def peers_of(run: str) -> dict[str, PeerRecord]:
+    async def peers_of(run: str) -> Found:
         if run == honest:
-            return {"peer": record("peer", 5)}
+            return Found({"peer": record("peer", 5)})
         await asyncio.sleep(10)
         raise TimeoutError
 
@@ -75,8 +74,7 @@ def test_look_ups_that_last_too_long_cost_their_run_its_peers_and_no_more(tmp_pa
 
     async def story() -> None:
         visit = Visitor(cast("Any", SimpleNamespace(introduce=lambda _: None)), [])
-        directory = SimpleNamespace(peers_of=peers_of, unanswered=None)
-        visit.runs, visit._directory = runs, cast("Any", directory)  # type: ignore[method-assign]
+        visit.runs, visit._directory = runs, cast("Any", SimpleNamespace(peers_of=peers_of))  # type: ignore[method-assign]
         async with asyncio.timeout(READS * 10 + 1):
             found = await visit.peers()
         assert [run.peers for run in found.runs] == [0] * (MAX_RUNS - 1) + [1]
@@ -126,15 +124,20 @@ async def test_a_visitor_that_was_killed_leaves_no_key(place: Path, tmp_path: Pa
         await asyncio.sleep(0.05)
 
 
-async def test_a_visitor_whose_look_ups_are_refused_does_not_say_that_nobody_is_there(identity: Identity) -> None:
-    async def runs() -> list[Signed]:
-        return [manifest.sign(Manifest(name="test"), identity)]
+@pytest.mark.parametrize("refused", ["first", "last"])
+async def test_a_visitor_whose_look_ups_are_refused_does_not_say_that_nobody_is_there(
+    refused: str, identity: Identity
+) -> None:
+    known = {name: manifest.sign(Manifest(name=name), identity) for name in ("first", "last")}
 
-    async def nobody(_run_id: str) -> dict[str, PeerRecord]:
-        return {}
+    async def runs() -> list[Signed]:
+        return [*known.values()]
+
+    async def nobody(run_id: str) -> Found:
+        return Found({}, REFUSED if run_id == manifest.verify(known[refused]).run_id else None)
 
     visitor = Visitor(cast("Any", SimpleNamespace(introduce=len)), ())
     visitor.runs = runs  # type: ignore[method-assign]
-    visitor._directory = cast("Any", SimpleNamespace(peers_of=nobody, unanswered=REFUSED))
+    visitor._directory = cast("Any", SimpleNamespace(peers_of=nobody))
     with pytest.raises(SwarmUnreachable, match=REFUSED):
         await visitor.peers()
