@@ -265,7 +265,7 @@ class Outbound(_Carrier):
         self._make_room(now)
         if wanted is None:
             wanted = _Outlet(self._directory / f"{peer}.sock")
-            self._own(self._listen(peer, wanted))
+            wanted.server = asyncio.create_task(self._listen(peer, wanted))
         self._outlets[peer], wanted.used_at = wanted, now
         return wanted.channel
 
@@ -280,11 +280,11 @@ class Outbound(_Carrier):
                 outlet = self._outlets.pop(peer)
                 self._own(outlet.close())
 
-    async def _listen(self, peer: str, outlet: "_Outlet") -> None:
+    async def _listen(self, peer: str, outlet: "_Outlet") -> asyncio.Server:
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self._start(self._carry(peer, outlet, (reader, writer)), writer)
 
-        outlet.server = await asyncio.start_unix_server(accepted, sock=outlet.listener, limit=BUFFER_BYTES)
+        return await asyncio.start_unix_server(accepted, sock=outlet.listener, limit=BUFFER_BYTES)
 
     async def _carry(self, peer: str, outlet: "_Outlet", local: Streams) -> None:
         outlet.connections += 1
@@ -315,7 +315,7 @@ class _Outlet:
         self.used_at = 0.0
         self.reached = True
         """Whether the peer was there when it was called last."""
-        self.server: asyncio.Server | None = None
+        self.server: asyncio.Task[asyncio.Server]
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self.listener.bind(str(path))
         self.listener.listen()
@@ -323,12 +323,16 @@ class _Outlet:
 
     def close(self) -> Coroutine[Any, Any, None]:
         """The peer may have another one at once; to be awaited until calls have ended."""
-        if self.server is not None:
-            self.server.close()
-        self.listener.close()
         self._path.unlink(missing_ok=True)
-        ended: Coroutine[Any, Any, None] = self.channel.close(None)
-        return ended
+        return self._close()
+
+    async def _close(self) -> None:
+        await self.channel.close(None)
+        server = await self.server
+        asyncio.get_running_loop().remove_reader(self.listener)
+        await asyncio.sleep(0)  # what asyncio's server has just accepted would stay open, if it were closed before
+        server.close()
+        self.listener.close()
 
 
 def open_channel(target: str) -> grpc.aio.Channel:

@@ -1,6 +1,7 @@
 """Who is carried when more streams come in than the bridge may carry."""
 
 import asyncio
+import gc
 import resource
 import time
 from collections.abc import AsyncIterator, Callable
@@ -230,15 +231,42 @@ async def test_a_channel_that_was_just_closed_may_be_wanted_at_once(
     outbound = grpc_bridge.Outbound(tmp_path, no_way)
     for peer in ("one", "other"):
         outbound.channel(peer)
-    await comes(lambda: all(outlet.server for outlet in outbound._outlets.values()))
+    await comes(lambda: all(outlet.server.done() for outlet in outbound._outlets.values()))
     monkeypatch.setattr(grpc_bridge, "_KEPT_S", -1.0)
     outbound.channel("one")  # closes the other one, whose channel takes a moment to end
     monkeypatch.setattr(grpc_bridge, "_KEPT_S", 120.0)
     outbound.channel("other")
-    await comes(lambda: all(outlet.server for outlet in outbound._outlets.values()))
+    await comes(lambda: all(outlet.server.done() for outlet in outbound._outlets.values()))
     assert sockets(tmp_path) == len(outbound._outlets) == 2
     await outbound.close()
     assert sockets(tmp_path) == 0
+
+
+async def test_a_channel_that_is_closed_as_its_connection_is_accepted_leaves_no_socket_open(tmp_path: Path) -> None:
+    """asyncio forgets a connection that a server has accepted but not begun to serve when it closes."""
+
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    async def called(turns: int) -> None:
+        outbound = grpc_bridge.Outbound(tmp_path, no_way)
+        call = asyncio.ensure_future(outbound.channel("peer").unary_unary("/a/call")(b""))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await outbound.close()
+        await asyncio.gather(call, return_exceptions=True)
+
+    another = grpc_bridge.open_channel("unix:/nowhere")  # what gRPC opens once is open
+    gc.collect()
+    gc.disable()
+    try:
+        before = open_files()
+        for turns in [*range(8)] * 4:
+            await called(turns)
+        await comes(lambda: open_files() == before)
+    finally:
+        gc.enable()
+    await another.close()
 
 
 async def test_that_grpc_goes_on_trying_keeps_no_channel_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
