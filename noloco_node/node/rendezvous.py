@@ -51,6 +51,7 @@ class RendezvousNode(BaseNode):
             self._transport.p2p,
             self._config.ways_in,
             place_of=place_of,
+            may_answer=self._transport.may_answer,
             answering=answering,
             traffic=self._traffic,
         )

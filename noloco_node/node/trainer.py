@@ -189,6 +189,7 @@ class TrainingNode(BaseNode):
             run.run_id,
             stores=stores,
             place_of=place_of,
+            may_answer=self._transport.may_answer,
             answering=answering,
             traffic=self._policy.traffic,
         )

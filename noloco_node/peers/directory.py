@@ -94,6 +94,10 @@ async def _place_of_its_own(peer: str) -> str:
     return peer
 
 
+async def _always(_peer: str) -> bool:
+    return True
+
+
 class Directory:
     """This node's part in the DHT, and what it reads and writes there.
 
@@ -110,15 +114,18 @@ class Directory:
         stores: bool = True,
         ttl_s: float = TTL_S,
         place_of: Callable[[str], Awaitable[str]] = _place_of_its_own,
+        may_answer: Callable[[str], Awaitable[bool]] = _always,
         answering: Answering | None = None,
         traffic: Traffic | None = None,
     ) -> None:
-        """`place_of`: where a peer that calls is (base/places.py). `answering`: who counts as there; without it, every
+        """`place_of`: where a peer that calls is (base/places.py). `may_answer`: whether a peer is worth a dial.
+        `answering`: who counts as there; without it, every
         peer that has a record. `traffic`: how much others may fetch here."""
         self.ttl_s = ttl_s
         """A record's lifetime: `RecordValidator` checks expiries by it."""
         self._checked = partial(CheckedCalls, place_of=place_of, ttl_s=ttl_s, traffic=traffic)
         self._p2p = self._checked(p2p)
+        self._may_answer = may_answer
         own = p2p.peer_id.to_base58()
         self._bootstrap = [address for address in bootstrap if address.peer != own]
         self._identity = identity
@@ -418,9 +425,14 @@ class Directory:
 
         protocol = self._running().protocol
         peers = {PeerID.from_base58(peer) for peer in wanted} - set(protocol.routing_table.peer_id_to_uid)
+
+        async def ping(peer: Any) -> None:
+            if await self._may_answer(peer.to_base58()):
+                await protocol.call_ping(peer)
+
         with suppress(TimeoutError):
             async with asyncio.timeout(_CALL_S):
-                await asyncio.gather(*(protocol.call_ping(peer) for peer in peers))
+                await asyncio.gather(*map(ping, peers))
 
 
 def _few(records: Mapping[str, PeerRecord]) -> dict[str, PeerRecord]:

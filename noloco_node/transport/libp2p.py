@@ -37,7 +37,7 @@ from noloco_node.transport.observer import Observer
 from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
 from noloco_node.transport.p2pd.process import node_arguments
 from noloco_node.transport.p2pd.session import CONTROL_S, Hivemind, P2pdSession, cancelled, unless_broken
-from noloco_node.transport.probe import check_port, free_port, is_free_for_udp
+from noloco_node.transport.probe import check_port, free_port, is_free_for_udp, probe
 from noloco_node.transport.reachability import AUTO, ONLY, OUTGOING, RELAYED, Reachability
 from noloco_node.transport.relayed_places import RelayedPlaces
 from noloco_node.transport.self_view import ClockSkew, SelfViewService
@@ -51,6 +51,7 @@ PROTOCOL = "noloco/grpc/1"
 _STREAMS = "streams.sock"  # in our private directory: p2pd connects to it for each stream from a peer
 _START_S = 60.0  # for p2pd to answer
 _DIAL_S = 15.0  # to open a stream to a peer: finding its addresses, several of which may lead nowhere
+_PROBE_S = 2.0  # less than a ping of the directory may take
 _RELAY_STARTS = 5  # of p2pd; the first one nearly always becomes a relay
 _MAX_KNOWN = 4096  # peers of which something is remembered, the latest: twice what a directory knows of a run. One that
 # is forgotten counts as a place of its own, of which a host with many identities would then have as many as it likes
@@ -96,7 +97,9 @@ class Libp2pTransport:
             helpers.setdefault(address.peer, []).append(address)
         chosen = helpers.keys() & {address.peer for address in bootstrap}
         others = lambda: reversed(self._introduced)  # noqa: E731
-        self._reach = Reachability(self.peer_id, relay, helpers, chosen, others, self.channel, self.place_of)
+        self._reach = Reachability(
+            self.peer_id, relay, helpers, chosen, others, self.channel, self.place_of, self.may_answer
+        )
         self_view = SelfViewService(self._far_end, self._find_connected)
         self.serve(lambda server: add_MirrorServicer_to_server(self_view, server))
         relays = chosen if relay == AUTO else ()
@@ -207,6 +210,16 @@ class Libp2pTransport:
         stream[1].transport.abort()
         self._note(far_end)
         return True
+
+    async def may_answer(self, peer: str) -> bool:
+        """False where a bootstrap peer is away. After each dial in vain p2pd waits longer before it dials again, and
+        refuses requests to connect: two minutes after an outage of ten. So it is not asked while a plain connection
+        fails."""
+        helper = self._reach.helpers.get(peer, ())
+        ways = [*helper, *self._introduced.get(peer, ())]
+        if not helper or any(way.relay or way.transport != "tcp" for way in ways) or await self._find_connected(peer):
+            return True
+        return None in await asyncio.gather(*(probe(way, _PROBE_S) for way in ways), return_exceptions=True)
 
     async def place_seen(self, peer: str) -> str:
         """As `place_of`, for a peer that has asked something and may have no stream of ours."""
@@ -416,6 +429,8 @@ class Libp2pTransport:
         p2pd that was started again is not told; or else by those that p2pd finds."""
         control = self._session.control
         async with asyncio.timeout(_DIAL_S):
+            if not await self.may_answer(peer):
+                raise ConnectionError("a bootstrap peer that is away")
             known = [*self._introduced.get(peer, ()), *self._ways(self._reach.helpers.get(peer, ()))]
             if known:
                 await self._punching.connect(peer, known)

@@ -12,7 +12,7 @@ Without bootstrap peers, or with some on this machine only, nothing is known.
 import asyncio
 import ipaddress
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 import grpc.aio
@@ -46,9 +46,11 @@ class Reachability:
         others: Callable[[], Iterable[str]],
         channel: Callable[[str], grpc.aio.Channel],
         place_of: Callable[[str], str],
+        may_answer: Callable[[str], Awaitable[bool]],
     ) -> None:
         """`relays`: AUTO, ONLY or OFF; `helpers`: the peers to ask and their addresses; `chosen`: the bootstrap peers
-        among them, others were seen earlier; `others`: more peers to compare clocks with."""
+        among them, others were seen earlier; `others`: more peers to compare clocks with; `may_answer`: whether a
+        helper is there."""
         self._peer_id = peer_id
         self._relays = relays
         self.helpers = helpers
@@ -56,6 +58,7 @@ class Reachability:
         self._others = others
         self._channel = channel
         self._place_of = place_of
+        self._may_answer = may_answer
         self._asked: set[tuple[str, int]] = set()
         """Where p2pd believed that we can be reached, at the last survey."""
         self._answered = True
@@ -151,8 +154,12 @@ class Reachability:
     async def reserve(self, control: P2pdControl) -> None:
         """Make or renew a reservation with each relay."""
         helpers = {} if self._relays == OFF else self.helpers
-        granted = await asyncio.gather(*(relay.reserve(control, peer) for peer in helpers))
-        relays = [by for addresses, ok in zip(helpers.values(), granted, strict=True) if ok for by in addresses]
+
+        async def granted(peer: str) -> bool:
+            return await self._may_answer(peer) and await relay.reserve(control, peer)
+
+        by_helper = await asyncio.gather(*map(granted, helpers))
+        relays = [by for addresses, ok in zip(helpers.values(), by_helper, strict=True) if ok for by in addresses]
         self._relayed = [replace(by, relay=by.peer, peer=self._peer_id) for by in relays]
         self.verdict = RELAYED if relays else OUTGOING
 

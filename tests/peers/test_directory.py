@@ -37,7 +37,8 @@ class Nodes:
         answering = Answering(transport) if asks else None
         member = identity if member else None
         limits = {"stores": stores, "ttl_s": ttl_s}
-        swarm = Directory(transport.p2p, bootstrap, member, run_id, place_of=place_of, answering=answering, **limits)
+        calls = {"place_of": place_of, "may_answer": transport.may_answer}
+        swarm = Directory(transport.p2p, bootstrap, member, run_id, answering=answering, **calls, **limits)
         self.open.append((swarm, transport))
         await swarm.start()
         return swarm, identity
@@ -142,6 +143,34 @@ async def test_what_nobody_answers_is_no_empty_bucket(nodes, monkeypatch):
         assert b._run.size.peers == 2
     await until(lambda: _sees(b, {a_id.peer_id}))
     assert await rendezvous.peers_of("0" * 64) == Found({}), "what nobody else stores, one that joined nobody knows"
+
+
+@pytest.mark.slow
+async def test_a_rendezvous_that_is_back_is_found_at_once(nodes, tmp_path):
+    """p2pd dials 0, 5, 11, 20, 34, 55 and 85 s after the end of a connection, where it is asked to each second."""
+    rendezvous, identity = await nodes.start(member=False)
+    (node, _), ((_, transport), _) = await nodes.start(stores=False), nodes.open
+    (address,) = transport.addresses()
+    await rendezvous.close()
+    await transport.close()
+    ends = time.monotonic() + 12.5
+    while time.monotonic() < ends:
+        assert (await node.peers()).unanswered == SILENT
+        with pytest.raises(OSError, match="away"):
+            await nodes.transport_of(node)._dial(identity.peer_id)
+        await asyncio.sleep(1)
+    transport = Libp2pTransport(identity, address.without_peers())
+    await transport.start()
+    rendezvous = Directory(transport.p2p, [])
+    nodes.open[0] = rendezvous, transport
+    await rendezvous.start()
+    began = time.monotonic()
+
+    async def is_answered():
+        return (await node.peers()).unanswered is None
+
+    await until(is_answered)
+    assert time.monotonic() - began < 4.0
 
 
 async def test_who_looks_up_too_often_is_told_so_and_asks_again_at_once(nodes):

@@ -241,6 +241,18 @@ async def test_a_task_that_ends_by_a_defect_is_no_secret(net, monkeypatch, broke
         await (await net.start()).lost()
 
 
+async def test_a_bootstrap_peer_that_is_away_is_not_dialled(net):
+    server, client = await net.start(), await net.start()
+    (address,) = server.addresses()
+    assert await client.may_answer(server.peer_id)
+    await server.close()
+    assert not await client.may_answer(server.peer_id)
+    back = await asyncio.start_server(lambda _, writer: writer.close(), address.host, address.port)
+    assert await client.may_answer(server.peer_id)
+    back.close()
+    assert await client.may_answer("not a bootstrap peer")
+
+
 @pytest.mark.parametrize("moved", [False, True])
 async def test_a_bootstrap_peer_that_was_away_as_p2pd_was_started_again_is_found_later(net, moved, monkeypatch):
     """The network was not back yet, and p2pd keeps an address that leads nowhere for two minutes after each try. It may

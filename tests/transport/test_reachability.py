@@ -18,6 +18,10 @@ from noloco_node.wire import mirror_pb2 as pb
 from noloco_node.wire.mirror_pb2_grpc import MirrorServicer, add_MirrorServicer_to_server
 
 
+async def always(_peer: str) -> bool:
+    return True
+
+
 class OneHost(MirrorServicer):
     """Sees every caller at one host, where all ports are open; without a host, it cannot connect to any."""
 
@@ -41,7 +45,7 @@ def test_a_node_seen_at_any_address_of_its_machine_is_reached_directly(
         network = MemoryNetwork(random.Random(0))
         us, helper = network.join("us"), network.join("helper")
         helper.serve(lambda server: add_MirrorServicer_to_server(OneHost("192.0.2.1"), server))
-        found = Reachability("us", OFF, {"helper": []}, {"helper"}, list, us.channel, str)
+        found = Reachability("us", OFF, {"helper": []}, {"helper"}, list, us.channel, str, always)
         async with started(us, helper):
             await found.survey(lambda: None, [Address("ip4", own[-1], 4001)])
         return found
@@ -78,7 +82,7 @@ def test_at_the_word_of_one_that_nobody_chose_no_relay_is_given_up(
     monkeypatch.setattr(reachability.self_view, "look", look)
     at = {"of its place": "stranger", "over a relay": places.RELAYED}
     found = Reachability(
-        "us", OFF, dict.fromkeys(says, ()), {"chosen"}, list, lambda peer: peer, lambda peer: at.get(peer, peer)
+        "us", OFF, dict.fromkeys(says, ()), {"chosen"}, list, lambda peer: peer, lambda peer: at.get(peer, peer), always
     )
     asyncio.run(found.survey(lambda: None, [Address("ip4", "10.0.0.2", 4001)]))
     assert found.verdict == verdict
@@ -115,7 +119,7 @@ def test_a_laptop_in_another_network_is_soon_known_there(verdict: str, monkeypat
         nonlocal began
         began = asyncio.get_running_loop().time()
         relay = Address("ip4", "8.8.8.8", 4001, "helper")
-        found = Reachability("us", AUTO, {"helper": [relay]}, {"helper"}, list, str, str)
+        found = Reachability("us", AUTO, {"helper": [relay]}, {"helper"}, list, str, str, always)
         own = lambda: [Address("ip4", "10.0.0.2" if clock() < moves_s else "10.1.0.2", 4001)]  # noqa: E731
         keeping = asyncio.create_task(found.keep(lambda: None, own, lambda: None))
         await asyncio.sleep(moves_s + dead_s + KEEP_S + 5)
@@ -153,7 +157,7 @@ def test_one_probe_that_comes_too_late_takes_no_address_back(
     monkeypatch.setattr(reachability, "_SURVEY_EVERY", 1)
 
     async def main() -> None:
-        found = Reachability("us", AUTO, {"helper": []}, {"helper"}, list, str, str)
+        found = Reachability("us", AUTO, {"helper": []}, {"helper"}, list, str, str, always)
         own = lambda: [Address("ip4", "10.0.0.2", 4001)]  # noqa: E731
         keeping = asyncio.create_task(found.keep(lambda: None, own, lambda: verdicts.append(found.verdict)))
         await asyncio.sleep((3 + closed) * (KEEP_S + 1))
@@ -171,7 +175,7 @@ def test_a_node_without_bootstrap_peers_compares_clocks_now_and_then(monkeypatch
         asked.append(_)
 
     async def main() -> None:
-        found = Reachability("us", AUTO, {}, set(), list, str, str)
+        found = Reachability("us", AUTO, {}, set(), list, str, str, always)
         own = lambda: [Address("ip4", "10.0.0.2", 4001)]  # noqa: E731
         keeping = asyncio.create_task(found.keep(lambda: None, own, lambda: None))
         await asyncio.sleep(3600.0)
@@ -194,7 +198,7 @@ def test_a_host_without_an_address_that_others_know_asks_for_a_relay(monkeypatch
 
     monkeypatch.setattr(reachability.self_view, "skew", skew)
     monkeypatch.setattr(reachability.self_view, "look", look)
-    found = Reachability("us", OFF, {"helper": []}, {"helper"}, list, lambda peer: peer, str)
+    found = Reachability("us", OFF, {"helper": []}, {"helper"}, list, lambda peer: peer, str, always)
     asyncio.run(found.survey(lambda: None, [Address("ip4", "127.0.0.1", 4001)]))
     assert found.verdict == OUTGOING
 
@@ -212,7 +216,7 @@ def test_one_peer_of_each_place_is_asked_for_its_clock_and_once(monkeypatch: pyt
     monkeypatch.setattr(reachability.self_view, "look", look)
     crowd = [f"crowd {number}" for number in range(9)]
     others = lambda: [*crowd, "peer", "helper"]  # noqa: E731
-    found = Reachability("us", OFF, {"helper": []}, {"helper"}, others, str, lambda peer: peer.split()[0])
+    found = Reachability("us", OFF, {"helper": []}, {"helper"}, others, str, lambda peer: peer.split()[0], always)
     asyncio.run(found.survey(lambda: None, []))
     assert asked == ["helper", "crowd 0", "peer"]
 
@@ -229,7 +233,7 @@ def test_a_machine_out_of_descriptors_looks_again_when_it_has_some() -> None:
                 raise OSError(errno.EMFILE, "Too many open files")
             return us.channel(peer)
 
-        found = Reachability("us", OFF, {"helper": []}, {"helper"}, list, channel, str)
+        found = Reachability("us", OFF, {"helper": []}, {"helper"}, list, channel, str, always)
         found.verdict = RELAYED
         async with started(us, helper):
             keeping = asyncio.create_task(
