@@ -30,7 +30,7 @@ from noloco_node.base.validation import unsaveable
 from noloco_node.core.codecs.codec import BLOCK
 from noloco_node.core.state import STATE_BYTES, State
 from noloco_node.core.verdict import Losses, Trial
-from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
+from noloco_node.errors import Diverged, NonFinite, PeerMisbehaved, UsageError
 from noloco_node.host import gpu_peaks
 from noloco_node.host.config import FULL
 from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
@@ -482,14 +482,12 @@ class Replica:
         return self.copies.begin({"slow": slow}, (self.round, data.cast("B")))
 
     def load(self, saved: State) -> None:
-        """Go on where `state` was taken. Raises Incompatible for other data; checkpoints/ checks the rest."""
+        """Go on where `state` was taken, of data that has no such place at its beginning; checkpoints/ checks the
+        rest."""
         try:
             self.stream.seek(saved.inner["position"])
         except ValueError:
-            raise Incompatible(
-                "the checkpoint is of other data: have its files, or Python, changed since? Give the earlier ones, or "
-                "move the run's checkpoints away (`noloco-node paths`): then a peer's state is taken"
-            ) from None
+            log.warning("the data, or Python, has changed since the checkpoint: training goes on at its beginning")
         self._batch = None
         self._take_weights(saved)
         self.position.round, self.position.phase_step = saved.round, saved.inner["phase_step"]

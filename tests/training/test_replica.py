@@ -17,7 +17,7 @@ from noloco_node.core import outer
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.data.corpus import Corpus
 from noloco_node.data.stream import TokenStream
-from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
+from noloco_node.errors import Diverged, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec
 from noloco_node.training import build, language, model
@@ -295,12 +295,16 @@ def test_weights_are_saved_under_the_models_own_names() -> None:
     assert torch.equal(module.lm_head.weight, replica.module.lm_head.weight)
 
 
-def test_a_checkpoint_of_other_text_is_refused() -> None:
-    replica = small_replica()
-    state = replica.state()
+def test_a_replica_whose_text_became_shorter_goes_on_at_its_beginning(caplog: pytest.LogCaptureFixture) -> None:
+    """It refused the checkpoint: a node alone in its run began no more until somebody moved it away."""
+    trained, replica = small_replica(), small_replica()
+    train(trained, 2)
+    state = trained.state()
     state.inner["position"] = (0, 10**6)
-    with pytest.raises(Incompatible, match="other data"):
-        replica.load(state)
+    replica.load(state)
+    assert torch.equal(replica.theta, trained.theta) and replica.stream.position == (0, 0)
+    assert "the data, or Python, has changed" in caplog.text
+    train(replica, 2)
 
 
 # ---- with others -----------------------------------------------------------------------------------------------------
