@@ -24,6 +24,7 @@ from noloco_node.base.places import RELAYED
 from noloco_node.base.states import AT_REST, AT_WORK, ON_THE_WAY
 from noloco_node.errors import NolocoError
 from noloco_node.host.traffic import Traffic
+from noloco_node.peers.directory import SILENT
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import choose_donor, cross_check
 from noloco_node.state_transfer.choose_donor import Checks, Others
@@ -237,6 +238,8 @@ class CatchUp:
                     node.waits_for(choose_donor.records(error))
                     failing_since = failing_since or loop.time()
                     if own and loop.time() > failing_since + FAILING_S:
+                        why = str(error) or SILENT
+                        log.warning("going on with this node's own weights, as nobody says who is in the run: %s", why)
                         return Others((), ())
                 else:
                     failing_since = None

@@ -177,9 +177,11 @@ def test_a_node_that_finds_no_peer_looks_again_before_it_begins_with_new_weights
     assert looked == [(1, 0), (LOOKS, 0), (2, 12), (3, 12)]
 
 
-def test_what_nobody_answers_is_no_sign_that_the_run_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that brings the run would begin it again beside those that train; one with a checkpoint goes on with
-    that."""
+def test_what_nobody_answers_is_no_sign_that_the_run_has_not_begun(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node that brings the run would begin it again beside those that train; one with a checkpoint goes on with that,
+    and says so."""
     monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
 
     async def story(*sights: Sequence[PeerRecord] | Exception, round: int = 0) -> tuple[int, int]:
@@ -191,7 +193,9 @@ def test_what_nobody_answers_is_no_sign_that_the_run_has_not_begun(monkeypatch: 
 
     unanswered = [SwarmUnreachable("no other node answers look-ups")] * 40
     assert play(story(*unanswered, [record("donor", 12)])) == (41, 12)
+    assert not caplog.messages
     assert play(story(*unanswered, [record("donor", 12)], round=1)) == (pytest.approx(FAILING_S, abs=3.0), 1)
+    assert [line.split(",")[0] for line in caplog.messages] == ["going on with this node's own weights"]
     with pytest.raises(SwarmUnreachable, match="or cannot be found"):
         play(story(*unanswered))
 
