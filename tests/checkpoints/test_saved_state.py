@@ -229,9 +229,9 @@ def test_a_file_of_a_tebibyte_is_not_read(tmp_path: Path, replica: Replica, late
     os.truncate(path / "model.safetensors", 1 << 40)
     about["files"]["model.safetensors"]["bytes"] = 1 << 40
     (path / "state.json").write_text(json.dumps(about))
-    began = time.monotonic()
+    began = time.process_time()  # reading it would take minutes of it
     assert resumed(tmp_path, replica) == 0
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def packed(pickled: bytes, how: int = zipfile.ZIP_STORED, called: str = "data.pkl") -> bytes:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from fake_node import OTHER, STATUS
+from fake_node import OTHER, SAVED, STATUS
 from ports import quiet_port
 from reached import reached
 
@@ -94,22 +94,31 @@ def test_status_and_peers(running, capsys):
 
 def test_leave_waits_until_the_node_is_gone(running, home, capsys):
     assert main(["leave"]) == 0
-    assert running.wait(10) == 0
+    assert running.wait(60) == 0
     assert home.holder() is None
     assert capsys.readouterr().out == f"brisk-heron has left; its state is kept in {home.root}\n"
 
 
 @pytest.fixture
 def saving(monkeypatch, request):
-    """A node that must write a checkpoint before it ends, which takes longer than leaving may."""
-    monkeypatch.setenv("SAVES_S", "1.5")
+    """A node that must write a checkpoint before it ends, which takes longer than leaving may: until it has said so."""
+    monkeypatch.setenv("SAVES", "yes")
     monkeypatch.setattr(control, "_LEAVE_S", 0.3)
+    awaited = control._awaited
+
+    async def then_saved(home):
+        found = await awaited(home)
+        monkeypatch.setattr(control, "_LEAVE_S", 60.0)
+        (home.root / SAVED).touch()
+        return found
+
+    monkeypatch.setattr(control, "_awaited", then_saved)
     return request.getfixturevalue("running")
 
 
 def test_leave_waits_while_the_node_reports_that_it_saves(saving, capsys):
     assert main(["leave"]) == 0
-    assert saving.wait(10) == 0
+    assert saving.wait(60) == 0
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first == "brisk-heron is leaving, and waits for its last checkpoint"
     assert last.startswith("brisk-heron has left")

@@ -37,7 +37,7 @@ class PretendHome:
     def die(self) -> None:
         if self.node:
             self.node.kill()
-            self.node.wait(10)
+            self.node.wait(60)
             assert self.node.stdout is not None
             self.node.stdout.close()
             self.node = None
@@ -74,7 +74,8 @@ def test_keys_and_sizes(home: PretendHome, capsys: pytest.CaptureFixture[str]) -
         terminal.until(lambda seen: "explain keys and marks" in seen, "the help")
         terminal.type("?")
         terminal.type("p")
-        terminal.until(lambda seen: "brisk-heron is paused" in seen and "○ paused" in seen, "paused")
+        terminal.until(lambda seen: "brisk-heron is paused" in seen, "the answer, for some seconds")
+        terminal.until(lambda seen: "○ paused" in seen, "paused")
         assert home.state(capsys) == "paused"
         terminal.type("r")
         terminal.until(lambda seen: "● training" in seen, "training again")
@@ -133,7 +134,7 @@ def test_leave_ends_the_node_and_says_so(home: PretendHome) -> None:
         assert terminal.ended() == 0
         assert "brisk-heron has left; its state is kept in" in terminal.bytes.decode()
         assert terminal.is_restored()
-    assert home.node.wait(10) == 0
+    assert home.node.wait(60) == 0
 
 
 def test_a_node_that_dies_and_comes_back(home: PretendHome) -> None:
@@ -166,7 +167,7 @@ def test_a_window_that_is_closed_ends_it(home: PretendHome) -> None:
     try:
         terminal.until(lambda seen: "q quit" in seen, "the screen")
         terminal.hang_up()
-        assert terminal.process.wait(10) == 129
+        assert terminal.process.wait(60) == 129
         assert not home.home.log.exists(), "nothing failed"
     finally:
         terminal.close()
@@ -228,7 +229,7 @@ def test_in_a_pipe(home: PretendHome) -> None:
             after = process.stdout.readline()
         assert "no node runs here any more" in after
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def test_once(home: PretendHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

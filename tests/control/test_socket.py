@@ -54,7 +54,7 @@ async def test_a_call_whose_connection_is_closed_says_so(home):
     async with socket_server.serving(home, Silent()):
         async with socket_client.connected(home) as client:
             ping = asyncio.create_task(client.ping(OTHER))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await asked.wait()
         with pytest.raises(NolocoError, match="its connection was closed"):
             await ping
@@ -133,12 +133,15 @@ async def test_a_leftover_of_a_killed_node_is_replaced(home):
 
 
 async def test_nobody_there(home):
-    began = time.monotonic()
-    with pytest.raises(NoNodeRunning, match="join <invitation>") as raised:
-        async with socket_client.connected(home):
-            pass
-    assert raised.value.exit_code == 3
-    assert time.monotonic() - began < 2
+    took_s = []
+    for _ in range(3):  # a machine that stands still does so for one of them
+        began = time.monotonic()
+        with pytest.raises(NoNodeRunning, match="join <invitation>") as raised:
+            async with socket_client.connected(home):
+                pass
+        assert raised.value.exit_code == 3
+        took_s.append(time.monotonic() - began)
+    assert min(took_s) < 1
 
 
 async def test_a_node_that_is_starting(home):

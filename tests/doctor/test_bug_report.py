@@ -203,12 +203,12 @@ def test_what_is_no_address_stays(harmless):
 
 @pytest.mark.parametrize("text", ["a", "aB1", "token", "a ", "=", "://", "-----BEGIN PRIVATE KEY-----", "/home/", "1:"])
 def test_masking_takes_seconds_whatever_the_text(text):
-    began = time.monotonic()
+    began = time.process_time()
     mask = Mask([], {"/home/alice": "~"}, {"alice": "<user>"})
     line = text * (30_000 // len(text))
     mask.learn(line)
     mask.hide(line)
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
 
 
 def test_short_secrets_do_not_eat_words():

@@ -77,8 +77,8 @@ def test_all_of_it_ends_well(tmp_path: Path) -> None:
 
 
 # ---- the processes of the parts, without torch -----------------------------------------------------------------------
-def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, most_s: float = 20) -> list[visit.Done]:
-    """What comes of a program in place of a part's."""
+def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, hangs_at: str = "") -> list[visit.Done]:
+    """What comes of a program in place of a part's. Its time is over once it has begun what it hangs at."""
     program = tmp_path / "part.py"
     program.write_text(
         "import json, os, sys, time\n"
@@ -93,11 +93,13 @@ def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, most_s: flo
     )
     monkeypatch.setattr(visit, "__file__", str(program))
     options = visit._options(["--device", "cpu", "--json", str(tmp_path / "visit.json")])
-    process = visit._Process(visit.Part("p", most_s), options, tmp_path / "p", threads=1)
+    process = visit._Process(visit.Part("p", 600), options, tmp_path / "p", threads=1)
     process.go(float("inf"))
     found: list[visit.Done] = []
     while not process.over():
         found += process.news()
+        if hangs_at and process._under_way and process._under_way[0] == hangs_at:
+            process.go(0.0)
     return [done for done in found if done.check != visit.MACHINE]
 
 
@@ -107,16 +109,14 @@ def test_a_part_that_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_part_that_dies_goes_on_behind_what_it_died_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = part(
-        tmp_path, monkeypatch, "if check == 'two': print('the reason', flush=True); os.kill(os.getpid(), 11)", 60
-    )
+    found = part(tmp_path, monkeypatch, "if check == 'two': print('the reason', flush=True); os.kill(os.getpid(), 11)")
     assert [done.check for done in found] == ["one", "two", "three"]
     assert [bool(done.failed) for done in found] == [False, True, False]
     assert "the reason" in found[1].failed and "the process ended with SIGSEGV" in found[1].failed
 
 
 def test_a_part_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = part(tmp_path, monkeypatch, "time.sleep(600 if check == 'two' else 0)", most_s=1)
+    found = part(tmp_path, monkeypatch, "time.sleep(600 if check == 'two' else 0)", hangs_at="two")
     assert [done.check for done in found] == ["one", "two", "three"]
     assert "no time was left" in found[1].failed and found[2].skipped == "no time was left"
 

@@ -15,6 +15,8 @@ from noloco_node.views.status import BytesView, Health, LastRound, Rounds, Statu
 
 ME = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 OTHER = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
+SAVED = "saved"
+"""In its home: its last checkpoint is written. With SAVES in its environment it leaves no sooner."""
 
 STATUS = StatusView(
     peer_id=ME,
@@ -74,9 +76,10 @@ HISTORY = HistoryView(
 
 
 class FakeNode:
-    def __init__(self, status=STATUS, peers=PEERS, saves_s=0.0):
+    def __init__(self, status=STATUS, peers=PEERS, saved=None):
+        """`saved`: a file; until it is there, the node saves when it leaves."""
         self.view, self.rows, self.left = status, peers, 0
-        self.saves_s = saves_s
+        self.saved = saved
         self.gone = asyncio.Event()
 
     def status(self):
@@ -108,12 +111,18 @@ class FakeNode:
 
     def leave(self):
         self.left += 1
-        self.view = replace(self.view, state="leaving", waiting_for="its last checkpoint" if self.saves_s else None)
-        asyncio.get_running_loop().call_later(self.saves_s, self.gone.set)
+        self.view = replace(self.view, state="leaving", waiting_for="its last checkpoint" if self.saved else None)
+        asyncio.get_running_loop().call_soon(self._save)
+
+    def _save(self):
+        if self.saved is None or self.saved.exists():
+            self.gone.set()
+        else:
+            asyncio.get_running_loop().call_later(0.05, self._save)
 
 
-async def live(home: Home, saves_s: float) -> None:
-    node = FakeNode(saves_s=saves_s)
+async def live(home: Home, saved: Path | None) -> None:
+    node = FakeNode(saved=saved)
     with home.create().lock():
         async with socket_server.serving(home, node):
             sys.stdout.write("ready\n")
@@ -122,4 +131,5 @@ async def live(home: Home, saves_s: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(live(Home(Path(sys.argv[1])), float(os.environ.get("SAVES_S", "0"))))
+    root = Path(sys.argv[1])
+    asyncio.run(live(Home(root), root / SAVED if "SAVES" in os.environ else None))

@@ -6,7 +6,6 @@ import time
 import warnings
 
 import pytest
-from patience import PATIENCE
 
 from noloco_node.base.events import (
     Evaluated,
@@ -54,7 +53,13 @@ class Stuck(Kept):
         self.freed = threading.Event()
 
     def write(self, figures, step):
-        self.freed.wait(30)
+        self.freed.wait()
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """A busy machine takes its time, the first import of a library above all."""
+    monkeypatch.setattr(exporters, "CLOSE_S", 60.0)
 
 
 def closed_after(events, **openers):
@@ -119,10 +124,11 @@ def test_one_that_hangs_holds_nobody_up(monkeypatch, times):
     """Whether the end finds room in its queue or not."""
     monkeypatch.setattr(exporters, "CLOSE_S", 0.2)
     stuck = Stuck()
-    began = time.monotonic()
-    closed_after(EVENTS * times, stuck=lambda: stuck)
-    assert time.monotonic() - began < 2 * PATIENCE
-    stuck.freed.set()
+    try:
+        closed_after(EVENTS * times, stuck=lambda: stuck)
+        assert not stuck.closed, "it still hangs"
+    finally:
+        stuck.freed.set()
 
 
 def test_none_at_all_starts_no_thread():
@@ -140,13 +146,7 @@ def test_a_package_that_is_missing_is_named_before_anything_begins(tmp_path, mon
     exporters.check([])
 
 
-@pytest.fixture
-def patient(monkeypatch):
-    """Their first import takes long on a busy machine."""
-    monkeypatch.setattr(exporters, "CLOSE_S", 60.0)
-
-
-def test_tensorboard_reads_what_was_written(tmp_path, caplog, patient):
+def test_tensorboard_reads_what_was_written(tmp_path, caplog):
     pytest.importorskip("tensorboard")
     with warnings.catch_warnings(action="ignore"):  # not ours
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -162,11 +162,11 @@ def test_tensorboard_reads_what_was_written(tmp_path, caplog, patient):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb: pip install '.[wandb]'")
-def test_weights_and_biases_writes_a_folder_to_upload(tmp_path, caplog, patient):
+def test_weights_and_biases_writes_a_folder_to_upload(tmp_path, caplog):
     with warnings.catch_warnings(action="ignore"):  # not ours
         closed_after(EVENTS, **exporters.chosen(["wandb"], tmp_path, "tiny-3f9a", "brisk-heron"))
     assert not caplog.records
     (written,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while written.stat().st_size <= 500:  # by a process of the library's, which may finish a little after we close
         assert time.monotonic() < deadline, "nothing but a header was written"

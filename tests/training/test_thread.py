@@ -43,7 +43,7 @@ from noloco_node.training.replica import Replica
 from noloco_node.training.thread import TrainingThread
 from noloco_node.training.time_accounts import ACCOUNTS
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 T = TypeVar("T")
 
@@ -797,19 +797,20 @@ def test_stopping_at_any_time_is_prompt(blocking: bool) -> None:
 
 
 def test_its_patience_follows_the_longest_step() -> None:
-    going = threading.Event()
+    going, step_s = threading.Event(), 0.3
 
     def slowly() -> None:
         going.set()
-        time.sleep(0.3)
+        time.sleep(step_s)
 
     with running(lambda: around_steps(small_replica(), before=slowly), rounds=1) as watched:
         watched.until(Ready)
         before = watched.thread.patience_s
+        step_s += before / 2  # a machine that stood still for a moment made it longer already
         watched.thread.begin()
         assert going.wait(DEADLINE_S)
         watched.until(Finished)
-        assert before < 0.6 <= watched.thread.patience_s
+        assert before < 2 * step_s <= watched.thread.patience_s
 
 
 def test_a_boundary_without_an_offer_measures_nothing_for_one() -> None:
