@@ -21,8 +21,8 @@ from noloco_node.host.home import Home
 from noloco_node.run import manifest, signed_file
 
 PEER = "12D3KooWGRVwVSREWSbDM8oTn6QGPdtZKEUVDj5jSzbnYeXiGzVf"
-AT_ONCE_S, NODE_S = 3.0 * PATIENCE, 12.0 * PATIENCE
-"""By the clock of a busy machine; a node takes up to 10 s to leave."""
+AT_ONCE_S, NODE_S = 5.0 * PATIENCE, 15.0 * PATIENCE
+"""By the clock of a machine that may be busy, or stand still for 3 s; a node takes up to 10 s to leave."""
 NODES = ("start", "bootstrap", "join")
 LOOPBACK = ("--listen", "/ip4/127.0.0.1/tcp/0")
 
@@ -90,7 +90,7 @@ def interrupted(nodes: RealNodes, words: list[str], number: signal.Signals, afte
         start_new_session=True,
     )
     with process:
-        until(lambda: catches_sigterm(process.pid), "the program's first line", 20)
+        until(lambda: catches_sigterm(process.pid), "the program's first line", 60)
         time.sleep(after_s)
         process.send_signal(number)
         sent = time.monotonic()
@@ -110,7 +110,7 @@ def ends_well(nodes: RealNodes, deaf: str, verb: str, number: signal.Signals, af
     assert "Traceback" not in said
     assert "Exception ignored" not in said
     assert took_s < (NODE_S if verb in NODES else AT_ONCE_S), said
-    until(lambda: not nodes.left_over(), lambda: f"nothing left: {nodes.left_over()}", 10)
+    until(lambda: not nodes.left_over(), lambda: f"nothing left: {nodes.left_over()}", 60)
 
 
 VERBS = ("start", "bootstrap", "join", "check", "peers", "doctor", "swarm", "simulate", "export", "tokenize", "wait")
@@ -162,7 +162,7 @@ def test_the_second_one_ends_it_whatever_it_does(nodes: RealNodes) -> None:
         for line in ("works\n", "tidies up\n"):
             assert process.stdout.readline() == line
             process.send_signal(signal.SIGINT)
-        assert process.wait(5 * PATIENCE) == 130
+        assert process.wait(15 * PATIENCE) == 130
 
 
 def test_what_is_ignored_stays_ignored(nodes: RealNodes) -> None:

@@ -69,7 +69,7 @@ def test_records_arrive_through_failures_and_a_resume(tmp_path: Path) -> None:
                 assert child.stdin and child.stdout
                 first = json.loads(child.stdout.readline() or "null")
                 hub.fails = [403, 0, 404]  # a link that ran out, a connection that broke, a file gone for a moment
-                said, _ = child.communicate(json.dumps(first and first["position"]), timeout=60)
+                said, _ = child.communicate(json.dumps(first and first["position"]), timeout=110)
             assert child.returncode == 0, (tmp_path / "log").read_text()
         assert not hub.fails
     second = json.loads(said)

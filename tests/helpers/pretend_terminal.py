@@ -56,7 +56,7 @@ class PretendTerminal:
     def text(self) -> str:
         return "\n".join(self.lines())
 
-    def until(self, found: Callable[[str], object], what: str, within_s: float = 15) -> str:
+    def until(self, found: Callable[[str], object], what: str, within_s: float = 30) -> str:
         """Look until it is so. Returns the screen."""
         deadline = time.monotonic() + within_s * PATIENCE
         while not found(seen := self.text()):
@@ -71,7 +71,7 @@ class PretendTerminal:
         self.screen.resize(rows, columns)
         self._sized(columns, rows)
 
-    def ended(self, within_s: float = 15) -> int:
+    def ended(self, within_s: float = 30) -> int:
         """Its exit code. What it still writes is read, so that it does not wait for us."""
         deadline = time.monotonic() + within_s * PATIENCE
         while self.process.poll() is None:
@@ -96,7 +96,7 @@ class PretendTerminal:
     def close(self) -> None:
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGKILL)
-            self.process.wait(10)
+            self.process.wait(60)
         if self._near >= 0:
             self.hang_up()
 

@@ -24,6 +24,7 @@ import psutil
 from patience import PATIENCE
 
 from noloco_node import cli
+from noloco_node.errors import NolocoError
 from noloco_node.run import invitation, toml
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +84,7 @@ class Node:
         words = self.invitation()
         return words[2] if len(words) > 2 else str(invitation.read(words[1]).addresses[0])
 
-    def run(self, *words: str, within_s: float = 30) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, within_s: float = 90) -> subprocess.CompletedProcess[str]:
         """Run a command for this node."""
         return self.group.run(*words, "--home", str(self.home), within_s=within_s)
 
@@ -93,9 +94,12 @@ class Node:
         assert done.returncode == 0, done.stderr
 
     def ask(self, verb: str) -> dict[str, Any]:
-        """A view as JSON; empty while the node does not answer."""
-        with _looking, redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
-            code = cli.main([verb, "--json", "--home", str(self.home)])
+        """A view as JSON; empty while no node answers. One that is there may need longer than the verb waits."""
+        for _ in range(3):
+            with _looking, redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
+                code = cli.main([verb, "--json", "--home", str(self.home)])
+            if code != NolocoError.exit_code:
+                break
         return json.loads(out.getvalue()) if code == 0 else {}
 
     def tell(self, verb: str) -> None:
@@ -123,13 +127,17 @@ class Node:
         me = psutil.Process(self.process.pid)
         return {me.pid, *(child.pid for child in me.children(recursive=True))}
 
+    def ended(self, within_s: float = 120) -> int:
+        """Wait for its end, and return its exit code."""
+        return self.process.wait(within_s * PATIENCE)
+
     def leave(self) -> None:
         self.command("leave")
-        assert self.process.wait(30 * PATIENCE) == 0, self.log.read_text()[-2000:]
+        assert self.ended() == 0, self.log.read_text()[-2000:]
 
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.ended()
 
 
 class RealNodes:
@@ -153,7 +161,7 @@ class RealNodes:
         self.close()
         shutil.rmtree(self.root)
 
-    def run(self, *words: str, within_s: float = 30) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, within_s: float = 90) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*self.program, *words],
             capture_output=True,
@@ -231,7 +239,7 @@ class RealNodes:
         for node in self.nodes:
             if node.process.poll() is None:
                 node.kill()
-        until(lambda: not self.left_over(), lambda: f"nothing left: {self.left_over()}", 10)
+        until(lambda: not self.left_over(), lambda: f"nothing left: {self.left_over()}", 60)
 
 
 def _toml(value: Any) -> str:

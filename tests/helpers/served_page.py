@@ -18,7 +18,7 @@ class Served:
         self._port, self._ready = port, threading.Event()
         self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()))
         self._thread.start()
-        assert self._ready.wait(10), "it does not start"
+        assert self._ready.wait(60), "it does not start"
 
     async def _serve(self) -> None:
         self._loop, self._done = asyncio.get_running_loop(), asyncio.Event()

@@ -55,7 +55,7 @@ class Mine:
             loss = found.item()
 
     def step(self) -> float | None:
-        assert self.replica.has_data(10.0)
+        assert self.replica.has_data(60.0)
         self.replica.fetch()
         return self.replica.step()
 

@@ -74,13 +74,13 @@ def test_two_loops_train_one_run_to_its_end(real_nodes: RealNodes) -> None:
     until(all_counted, "tokens of each step")
     end(real_nodes, author)
     for node in (author, other):
-        assert node.process.wait(90) == 0, node.log.read_text()[-2000:]
+        assert node.ended() == 0, node.log.read_text()[-2000:]
         assert node.printed("over: (True)")
         assert node.printed("to take the model out: (`model.safetensors` in the newest folder there)")
     (untrained, last), (first, _) = figures(author), figures(other)
     assert last < untrained and first < untrained, "the other one began where the author was"
     again = real_nodes.node("author", "start", str(real_nodes.root / "run.toml"))
-    assert again.process.wait(60) == 1, "a loop that would make its first step with new weights"
+    assert again.ended() == 1, "a loop that would make its first step with new weights"
     assert again.printed(r"(is over: \d+ rounds)") and again.printed("(NolocoError: the node has ended before a first)")
 
 
@@ -89,12 +89,12 @@ def test_a_loop_that_is_interrupted_saves_and_goes_on_later(real_nodes: RealNode
     node = real_nodes.node("author", "start", run)
     until(lambda: node.round() >= 3, "three rounds")
     os.kill(node.process.pid, signal.SIGINT)
-    assert node.process.wait(30) != 0
+    assert node.ended() != 0
     assert "KeyboardInterrupt" in node.log.read_text(), "as any script says it"
     reached = node.events("PhaseDone")[-1]["round"]
     real_nodes.environ["LOOP_STEPS"] = "15"
     again = real_nodes.node("author", "join")
-    assert again.process.wait(90) == 0, again.log.read_text()[-2000:]
+    assert again.ended() == 0, again.log.read_text()[-2000:]
     assert again.printed(rf"going on with \S+.*, round ({reached}) of")
     assert again.printed(r"with (4) moments")
     assert again.printed("over: (False)"), "it left after its 15 steps"
@@ -109,7 +109,7 @@ def test_a_loop_that_is_terminated_has_saved_and_left(real_nodes: RealNodes, num
     until(lambda: node.round() >= 2, "two rounds")
     for _ in range(2 if number is signal.SIGHUP else 1):  # a terminal may send it twice
         node.process.send_signal(number)
-    assert node.process.wait(30) == 128 + number
+    assert node.ended() == 128 + number
     reached = node.events("PhaseDone")[-1]["round"]
     assert node.printed(rf"its checkpoint of round ({reached}) ")
 
@@ -117,7 +117,7 @@ def test_a_loop_that_is_terminated_has_saved_and_left(real_nodes: RealNodes, num
 def test_a_loop_that_ends_without_leaving_has_saved(real_nodes: RealNodes) -> None:
     real_nodes.environ |= {"LOOP_LEAVES": "no", "LOOP_STEPS": "45"}
     node = real_nodes.node("author", "start", run_of(real_nodes))
-    assert node.process.wait(90) == 0, node.log.read_text()[-2000:]
+    assert node.ended() == 0, node.log.read_text()[-2000:]
     assert node.printed(r"(left test-\S+ at round 2 of)") and node.printed("(its checkpoint of round 2)")
 
 
@@ -130,7 +130,7 @@ def test_a_loop_can_be_paused_and_told_to_leave_from_outside(real_nodes: RealNod
     node.tell("resume")
     until(lambda: node.ask("status").get("step", 0) > step, "further steps")
     node.tell("leave")
-    assert node.process.wait(30) == 0, node.log.read_text()[-2000:]
+    assert node.ended() == 0, node.log.read_text()[-2000:]
     assert node.printed("over: (True)")
 
 
@@ -143,25 +143,25 @@ def test_a_data_loaders_workers_are_not_in_the_nodes_way(real_nodes: RealNodes) 
     os.kill(daemon, signal.SIGKILL)
     until(lambda: node.ask("status").get("network_restarts") == 1, "another network daemon")
     node.tell("leave")
-    assert node.process.wait(30) == 0, node.log.read_text()[-2000:]
+    assert node.ended() == 0, node.log.read_text()[-2000:]
 
 
 def test_what_fails_in_the_node_is_raised_in_the_loop(real_nodes: RealNodes) -> None:
     real_nodes.environ["LOOP_OPTIMIZER"] = "SGD"
     run = run_of(real_nodes)
     node = real_nodes.node("author", "start", run, "--max-upload", "fast")
-    assert node.process.wait(60) == 1
+    assert node.ended() == 1
     assert node.printed(r"(UsageError: .*max.upload.*)")
     real_nodes.environ["LOOP_JUDGES"] = "badly"
     node = real_nodes.node("judge", "start", run)
-    assert node.process.wait(60) == 1
+    assert node.ended() == 1
     assert node.printed("(ZeroDivisionError)"), "of its own function"
     del real_nodes.environ["LOOP_JUDGES"]
     author = real_nodes.node("other", "start", run)
     invitation = author.invitation()
     real_nodes.program = NODE
     stranger = real_nodes.node("stranger", *invitation)
-    assert stranger.process.wait(60) == 12, "the run's script is not here"
+    assert stranger.ended() == 12, "the run's script is not here"
     assert stranger.printed(r"(trains the task mine, which is not installed here .*)")
 
 
@@ -176,7 +176,7 @@ def test_adapters_of_a_frozen_model_are_all_that_is_sent(real_nodes: RealNodes, 
     assert author.ask("status")["parameters"] == 4 * (32 + 64) + 4 * (64 + 8)
     end(real_nodes, author)
     for node in (author, other):
-        assert node.process.wait(90) == 0, node.log.read_text()[-2000:]
+        assert node.ended() == 0, node.log.read_text()[-2000:]
     (untrained, last), (first, _) = figures(author), figures(other)
     assert last < untrained and first < untrained
 
@@ -207,7 +207,7 @@ def test_processes_of_an_island_are_one_node(real_nodes: RealNodes, processes: i
     )
     end(real_nodes, island)
     for node in (island, other):
-        assert node.process.wait(120) == 0, node.log.read_text()[-2000:]
+        assert node.ended() == 0, node.log.read_text()[-2000:]
     have = [island.printed(rf"rank {rank} has (.*) and 4 moments") for rank in range(processes)]
     assert have[0] is not None and len(set(have)) == 1
     untrained, last = figures(island)
@@ -218,7 +218,7 @@ def failed_island(group: RealNodes, **environ: str) -> Node:
     group.environ |= environ
     group.program = island_of(2)
     island = group.node("island", "start", run_of(group))
-    assert island.process.wait(90) == 1
+    assert island.ended() == 1
     return island
 
 

@@ -27,13 +27,13 @@ def test_one_works_at_a_time_and_every_step_is_counted_once() -> None:
 
     thread = beside(loop)
     for number in range(1, 101):
-        assert turns.step(10.0, nullcontext)
+        assert turns.step(60.0, nullcontext)
         assert turns.loss == number
         working.append("node")
         time.sleep(0)
         working.remove("node")
     turns.end()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert seen == [("loop",)] * 100
 
@@ -60,7 +60,7 @@ def test_a_step_takes_as_long_as_it_takes_and_is_told_apart_from_waiting() -> No
         turns.wait()
 
     beside(loop)
-    assert turns.step(10.0, working)
+    assert turns.step(60.0, working)
     assert times[0] >= 0.1
     turns.end()
 
@@ -74,7 +74,7 @@ def test_a_step_that_is_given_up_does_not_count() -> None:
         turns.close()
 
     beside(loop)
-    assert not turns.step(10.0, nullcontext)
+    assert not turns.step(60.0, nullcontext)
     assert begun.is_set()
     assert not turns.step(0.01, nullcontext), "and it makes no further one"
 
@@ -83,6 +83,6 @@ def test_who_waits_hears_that_no_step_is_wanted_any_more() -> None:
     turns, heard = Turns(), []
     thread = beside(lambda: heard.append(turns.wait()))
     turns.end()
-    thread.join(10)
+    thread.join(60)
     assert heard == [False]
     assert turns.wait() is False, "nor later"

@@ -29,7 +29,7 @@ from noloco_node.training.background_copy import HUGE_BYTES, Copies, Pair, host_
 from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 SMALL_PIECE = 400
 
 

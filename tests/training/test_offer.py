@@ -17,7 +17,7 @@ BLOCKS = 200
 """Of a fragment; there are two."""
 MOVED = 1e-2
 """The root mean square of the movement, where there is one."""
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def noise(seed: int, size: int = 2 * BLOCKS * BLOCK) -> Tensor:

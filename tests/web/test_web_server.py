@@ -59,7 +59,7 @@ class Server:
         if ends:
             writer.write_eof()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 return await reader.read()
         except ConnectionResetError:
             return b""
@@ -361,7 +361,7 @@ async def test_an_endless_request_is_cut_off(served: Server) -> None:
         _, writer = await served.open()
         with pytest.raises(ConnectionError):
             writer.write(beginning)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while True:
                     writer.write(bytes(64 << 10))
                     await writer.drain()
@@ -380,7 +380,7 @@ async def test_slow_and_silent_clients_are_disconnected(served: Server, monkeypa
     request = f"GET /api/history HTTP/1.1\r\nHost: {served.host}\r\n\r\n".encode()
     began = time.monotonic()
     with pytest.raises(ConnectionError):
-        while time.monotonic() - began < 10:
+        while time.monotonic() - began < 60:
             taken.send(request)  # asks again and again, and reads nothing
             await asyncio.sleep(0.02)
     taken.close()
@@ -391,7 +391,7 @@ async def test_too_many_connections_get_an_answer(served: Server) -> None:
     assert (await served.ask("/healthz"))[0] == 503
     for _, writer in idle:
         writer.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await served.ask("/healthz"))[0] != 200:
             pass
 
@@ -401,7 +401,7 @@ async def test_too_many_connections_get_an_answer(served: Server) -> None:
 
 async def listened(reader: asyncio.StreamReader) -> dict:
     while True:
-        line = await asyncio.wait_for(reader.readline(), 10)
+        line = await asyncio.wait_for(reader.readline(), 60)
         if line.startswith(b"data: "):
             return json.loads(line[6:])
 
@@ -428,7 +428,7 @@ async def test_live_events_hold_only_what_changed(served: Server, monkeypatch: p
     past = served.node.past
     fresh = Point(time.time(), 41, 2050, 1.2)
     served.node.past = replace(past, points=(*past.points[3:], fresh))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (told := await listened(reader)):  # a heartbeat that was under way
             pass
     assert set(told) == {"points"}
@@ -473,7 +473,7 @@ async def test_no_view_is_built_while_no_page_listens(served: Server, monkeypatc
         await asyncio.sleep(0.1)
         return len(served.node.asked) > before
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await still_asked():
             pass
 
@@ -538,8 +538,8 @@ async def test_it_leaves_nothing_behind(tmp_path: Path) -> None:
         reader, _ = await listen(one)
         await listened(reader)
         idle, _ = await one.open()
-    await asyncio.wait_for(reader.read(), 5)
-    assert await asyncio.wait_for(idle.read(), 5) == b""
+    await asyncio.wait_for(reader.read(), 60)
+    assert await asyncio.wait_for(idle.read(), 60) == b""
     with pytest.raises(ConnectionError):
         await one.open()
     await one.close()

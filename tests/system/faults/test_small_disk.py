@@ -49,7 +49,8 @@ def saved(node: Node, disk: Path) -> dict[str, Any]:
     assert mounted("-o", f"remount,size={ROOMY_BYTES}", str(disk))
     saved = lambda: (view := node.ask("status")) and (view["checkpoint"] or {}).get("saved_round") and view  # noqa: E731
     view = until(saved, "a checkpoint")
-    until(lambda: saved()["checkpoint"]["saved_round"] > view["checkpoint"]["saved_round"], "another one")
+    first = view["checkpoint"]["saved_round"]
+    until(lambda: (now := saved()) and now["checkpoint"]["saved_round"] > first, "another one")
     node.leave()
     return view
 
@@ -68,7 +69,7 @@ def test_a_full_disk_costs_the_checkpoint_and_no_training(node: Node) -> None:
     assert "the disk is full" in failed["last_error"]
     assert failed["health"][0]["level"] == "error"
     assert "! disk: " in node.run("status").stdout
-    until(lambda: node.ask("status")["round"] >= failed["round"] + 5, "it trains on")
+    until(lambda: node.round() >= failed["round"] + 5, "it trains on")
     assert not list(node.home.glob("runs/*/checkpoints/*")), "nothing is left of what did not fit"
     assert node.events("PhaseDone")[-1]["round"] > failed["round"], "what else is written goes on too"
 
@@ -77,7 +78,7 @@ def test_who_saved_nothing_at_the_end_says_so(real_nodes: RealNodes, disk: Path,
     """Another node on the same disk."""
     words = ("start", str(real_nodes.root / "run.toml"), "--rounds", "1")
     full = real_nodes.node(f"{disk.name}/full", *words)
-    assert full.process.wait(120) == DiskFull.exit_code
+    assert full.ended() == DiskFull.exit_code
     said = full.log.read_text()
     assert re.search(r"warning: a checkpoint takes 8\.2 MB, the disk has \S+ MB left: what is trained cannot be", said)
     assert said.splitlines()[-1].startswith("round 1 is not saved, and no earlier one is: the disk is full: ")
@@ -94,7 +95,7 @@ def test_it_resumes_from_the_newest_that_is_whole(real_nodes: RealNodes, node: N
     model = newest / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-1000])
     (folder / "999999").mkdir()
-    again = real_nodes.node("lone", "start", str(real_nodes.root / "run.toml"), "--rounds", "1", "--linger", "60")
+    again = real_nodes.node("lone", "start", str(real_nodes.root / "run.toml"), "--rounds", "1", "--linger", "600")
     view = until(lambda: (view := again.ask("status")) and view["state"] == "finished" and view, "a round more")
     assert again.printed(r"(checkpoint 999999 is skipped: it has no state\.json)")
     assert again.printed(rf"(checkpoint {newest.name} is skipped: model\.safetensors has \d+ bytes instead of)")
@@ -107,6 +108,6 @@ def test_it_resumes_from_the_newest_that_is_whole(real_nodes: RealNodes, node: N
 
 def test_what_it_left_is_exported(real_nodes: RealNodes, node: Node, saved: dict[str, Any]) -> None:
     to = real_nodes.root / "model"
-    done = node.run("export", "--to", str(to), "--threads", "1", within_s=60)
+    done = node.run("export", "--to", str(to), "--threads", "1")
     assert f"held-out loss {node.events('Evaluated')[-1]['eval_loss']:.4f}\n" in done.stdout, done.stderr
     assert "| round | training loss | held-out loss |" in (to / "README.md").read_text()
