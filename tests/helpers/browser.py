@@ -44,7 +44,7 @@ def opened() -> Iterator["Tab"]:
         tab.close()
     finally:
         os.killpg(process.pid, 9)
-        process.wait(10)
+        process.wait(60)
         shutil.rmtree(profile, ignore_errors=True)
 
 
@@ -148,7 +148,7 @@ class _WebSocket:
     """RFC 6455 as far as a client of one honest server needs it."""
 
     def __init__(self, port: int, path: str) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=120)
         key = base64.b64encode(os.urandom(16)).decode()
         self._socket.sendall(
             f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

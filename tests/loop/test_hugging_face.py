@@ -12,7 +12,7 @@ from torch import nn
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_trainer_trains_a_run_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import Trainer, TrainingArguments
 
