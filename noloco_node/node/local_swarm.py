@@ -7,6 +7,7 @@ homes. However this process ends, transport/p2pd/cleanup.py ends the others and 
 import asyncio
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -84,8 +85,13 @@ class Member:
         try:
             await socket_client.ask(self.home, ControlClient.leave)
         except NolocoError:
+            self.send_signal(signal.SIGTERM)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Not by the process's own methods: they take the exit code of one that has just ended, so asyncio gets 255."""
+        if self.exit_code is None:
             with suppress(ProcessLookupError):
-                self.process.terminate()
+                os.kill(self.process.pid, number)
 
     async def begin(self) -> None:
         """End its first pause, if it has come to it; a later one is the user's."""
@@ -246,8 +252,7 @@ async def _end(members: Sequence[Member], patience_s: float) -> None:
     if exits:
         await asyncio.wait(exits, timeout=patience_s)
     for member in running:
-        if member.exit_code is None:
-            member.process.kill()
+        member.send_signal(signal.SIGKILL)
     await asyncio.gather(*exits)
 
 

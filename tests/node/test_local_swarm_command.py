@@ -1,10 +1,15 @@
-"""The nodes of a local swarm run the program that started them."""
+"""The nodes of a local swarm as processes: which program they run, and how they end."""
 
+import asyncio
 import os
 import subprocess
+import threading
 from pathlib import Path
 
-from noloco_node.node.local_swarm import COMMAND, nodes_environ
+import pytest
+
+from noloco_node.host.home import Home
+from noloco_node.node.local_swarm import COMMAND, Member, nodes_environ
 from noloco_node.version import VERSION
 
 
@@ -18,3 +23,21 @@ def test_what_lies_in_the_working_directory_is_not_run(tmp_path: Path) -> None:
         [*COMMAND, "--version"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
     )
     assert VERSION in done.stdout
+
+
+async def test_a_node_that_has_just_ended_keeps_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told to leave before asyncio has heard that it ended: on a busy machine its thread for that comes late."""
+    told, wait = threading.Event(), os.waitpid
+
+    def comes_late(pid: int, options: int) -> tuple[int, int]:
+        if threading.current_thread() is not threading.main_thread():
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            assert told.wait(60)
+        return wait(pid, options)
+
+    monkeypatch.setattr(os, "waitpid", comes_late)
+    process = await asyncio.create_subprocess_exec("sh", "-c", "exit 7")
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 (nothing else is to happen meanwhile)
+    await Member(Home(tmp_path), process).leave()
+    told.set()
+    assert await process.wait() == 7
