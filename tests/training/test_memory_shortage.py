@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import PATIENCE
 from replicas import correct, small_replica
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -26,7 +27,7 @@ from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import TrainingThread
 
-DEADLINE_S = 60.0
+DEADLINE_S = 90.0 * PATIENCE
 
 
 class Shortage(TorchDispatchMode):

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from patience import PATIENCE
 from replicas import (
     FRAGMENT,
     HeldUp,
@@ -43,7 +44,7 @@ from noloco_node.training.replica import Replica
 from noloco_node.training.thread import TrainingThread
 from noloco_node.training.time_accounts import ACCOUNTS
 
-DEADLINE_S = 60.0
+DEADLINE_S = 90.0 * PATIENCE
 
 T = TypeVar("T")
 
