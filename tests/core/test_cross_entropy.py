@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from patience import PATIENCE
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -83,7 +84,7 @@ def test_tritons_kernels_interpreted_are_torchs_but_for_rounding() -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=100 * PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 from test_kernels import BITS
 
 triton = pytest.importorskip("triton", reason="Triton is for Linux only")
@@ -48,7 +49,7 @@ def test_interpreted_they_equal_the_reference() -> None:
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=100 * PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

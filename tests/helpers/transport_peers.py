@@ -13,7 +13,7 @@ from noloco_node.base.identity import Identity
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.wire import peer_pb2, peer_pb2_grpc
 
-STEP_S = 30.0  # no step of a test takes longer, on a busy machine either
+STEP_S = 60.0  # no step of a test takes longer, on a busy machine either
 
 
 class Exchange(peer_pb2_grpc.ExchangeServicer):

@@ -10,9 +10,11 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from patience import PATIENCE
+
 T = TypeVar("T")
 
-_STALL_S = 30.0
+_STALL_S = 60.0 * PATIENCE
 """Real seconds without a timer or an event: longer than any work in a thread that a simulation waits for."""
 
 

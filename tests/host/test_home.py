@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from noloco_node.errors import DiskFull, NodeAlreadyRunning, UsageError
 from noloco_node.host.home import MAX_SOCKET_PATH_BYTES, Home
@@ -120,7 +121,7 @@ def test_a_child_process_does_not_keep_the_lock(tmp_path):
 
 def test_a_forked_worker_does_not_keep_the_lock_either(tmp_path):
     """As those of a data loader, which may stay: nor does one that goes through the end of the block take it away."""
-    subprocess.run([sys.executable, "-c", _FORK, str(Home(tmp_path).create().root)], check=True, timeout=20)
+    subprocess.run([sys.executable, "-c", _FORK, str(Home(tmp_path).create().root)], check=True, timeout=60 * PATIENCE)
 
 
 def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):

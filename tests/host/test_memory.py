@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from noloco_node.host import memory
 
@@ -30,5 +31,7 @@ def test_what_a_container_keeps_of_files_is_free(tmp_path: Path, monkeypatch: py
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no proc(5) here")
 def test_the_peak_of_a_process_is_found() -> None:
     """In a process of its own: another one gives memory back when it likes."""
-    found = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60)
+    found = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60 * PATIENCE
+    )
     assert 60 << 20 <= int(found.stdout) < 200 << 20

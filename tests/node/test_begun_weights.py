@@ -51,17 +51,17 @@ def test_who_trains_it_again_needs_them_and_who_has_a_checkpoint_does_not(real_n
     path = run_toml(real_nodes)
     address = real_nodes.rendezvous().address()
     author = real_nodes.node("author", "start", str(path), "--bootstrap", address, "--rounds", "1")
-    assert author.process.wait(120) == 0, author.log.read_text()[-2000:]
+    assert author.ended(120) == 0, author.log.read_text()[-2000:]
     words = [*author.invitation(), "--start-over", "--rounds", "1"]
     without = real_nodes.node("without", *words)
-    assert without.process.wait(120) == 10, without.log.read_text()[-2000:]
+    assert without.ended(120) == 10, without.log.read_text()[-2000:]
     assert without.printed("(with --start-over and --weights, their folder)")
     again = real_nodes.node("again", *words, "--weights", str(path.parent / "mine"))
-    assert again.process.wait(120) == 0, again.log.read_text()[-2000:]
+    assert again.ended(120) == 0, again.log.read_text()[-2000:]
 
     (path.parent / "mine").rename(path.parent / "moved")
     back = real_nodes.node("author", "join", "--rounds", "1")
-    assert back.process.wait(120) == 0, back.log.read_text()[-2000:]
+    assert back.ended(120) == 0, back.log.read_text()[-2000:]
     lost = real_nodes.node("author", "start", str(path))
-    assert lost.process.wait(60) == 2
+    assert lost.ended(60) == 2
     assert lost.printed("(`noloco-node join`)")

@@ -45,7 +45,7 @@ def test_who_is_invited_joins_with_one_line_and_nobody_else(real_nodes: RealNode
     author = begin(real_nodes, membership="invite")
     line = author.invitation()
     stranger = real_nodes.node("stranger", *line)
-    assert stranger.process.wait(90) == 13, stranger.log.read_text()[-2000:]
+    assert stranger.ended(90) == 13, stranger.log.read_text()[-2000:]
     own = peer_id(real_nodes, "stranger")
     assert stranger.printed(f"(only those take part whom its author invites: send your peer id, {own})")
 
@@ -56,17 +56,17 @@ def test_who_is_invited_joins_with_one_line_and_nobody_else(real_nodes: RealNode
     until(guest.committed, "a round of the invited one", 120)
 
     thief = real_nodes.node("thief", *words)
-    assert thief.process.wait(90) == 13
+    assert thief.ended(90) == 13
     assert thief.printed("(the token is not for this node)")
 
     asked = guest.run("run", "amend", "test", "--end-now")
     assert asked.returncode == 2 and "only its author" in asked.stderr
     revoked = author.run("revoke", peer_id(real_nodes, "guest"))
     assert revoked.returncode == 0, revoked.stderr
-    assert guest.process.wait(2 * PRESENCE_S + 30) == 13, guest.log.read_text()[-2000:]
+    assert guest.ended(2 * PRESENCE_S + 30) == 13, guest.log.read_text()[-2000:]
     assert guest.printed("(has taken this node)")
     again = real_nodes.node("guest", "join")
-    assert again.process.wait(90) == 13
+    assert again.ended(90) == 13
 
 
 def test_an_amendment_reaches_eight_nodes_and_the_one_that_was_away(real_nodes: RealNodes) -> None:
@@ -101,7 +101,7 @@ def test_an_amendment_reaches_eight_nodes_and_the_one_that_was_away(real_nodes: 
     done = author.run("run", "amend", "test", "--end-now")
     assert done.returncode == 0, done.stderr
     for node in [*nodes, back]:
-        assert node.process.wait(2 * PRESENCE_S + 60) == 0, node.log.read_text()[-2000:]
+        assert node.ended(2 * PRESENCE_S + 60) == 0, node.log.read_text()[-2000:]
         assert node.printed("(finished test-)")
     assert back.run("join").stdout.count("is over")
 
@@ -117,6 +117,6 @@ def test_a_run_that_was_ended_is_not_trained_on_after_a_restart(real_nodes: Real
     before = steps(author)
     for more in ((), ("--linger", "1")):  # with which a container does not look whether the run is over
         again = real_nodes.node("author", "join", *words, *more)
-        assert again.process.wait(60) == 0, again.log.read_text()[-2000:]
+        assert again.ended(60) == 0, again.log.read_text()[-2000:]
         assert again.printed("(finished test-)"), again.log.read_text()[-2000:]
     assert steps(author)[-1] == before[-1]

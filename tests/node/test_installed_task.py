@@ -3,6 +3,8 @@
 import pytest
 from real_nodes import ROOT, RealNodes, until
 
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.fixture(scope="module")
 def run(real_nodes: RealNodes) -> str:
@@ -27,5 +29,5 @@ def test_a_node_trains_an_installed_task(real_nodes: RealNodes, run: str) -> Non
 def test_a_node_without_the_task_says_what_is_missing(real_nodes: RealNodes, run: str) -> None:
     real_nodes.environ["PYTHONPATH"] = str(ROOT)
     node = real_nodes.node("other", "start", run)
-    assert node.process.wait(60) == 12
+    assert node.ended(60) == 12
     assert node.printed(r"trains the task paced, which is not installed here \((no task is installed)\)")

@@ -11,7 +11,7 @@ from real_nodes import RealNodes, until
 
 from noloco_node.node.trainer import LEAVE_S
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 
 
 def test_who_leaves_in_a_long_step_saves_at_its_end(real_nodes: RealNodes) -> None:
@@ -30,7 +30,7 @@ def test_who_still_starts_leaves_at_once(real_nodes: RealNodes, number: signal.S
     until(lambda: node.ask("status").get("state") == "starting", "the first status")
     node.process.send_signal(number)
     until(lambda: node.printed("(leaving: Ctrl-C again ends it at once, without saving)"), "an answer", 3)
-    assert node.process.wait(LEAVE_S * PATIENCE) == 0
+    assert node.ended(LEAVE_S) == 0
     said = node.log.read_text()
     assert "Traceback" not in said
     assert "others join with" not in said
@@ -48,7 +48,7 @@ def test_a_terminal_that_is_closed_costs_no_work(real_nodes: RealNodes) -> None:
     for _ in range(2):
         node.process.send_signal(signal.SIGHUP)
         time.sleep(0.05)  # else they may come as one
-    assert node.process.wait(3 * LEAVE_S * PATIENCE) == 0
+    assert node.ended(3 * LEAVE_S) == 0
     assert list(node.home.glob("runs/*/checkpoints/*"))
 
 
@@ -59,7 +59,7 @@ def test_a_network_that_hangs_holds_nobody(real_nodes: RealNodes, capsys: pytest
     os.kill(daemon.pid, signal.SIGSTOP)
     node.process.terminate()
     began = time.monotonic()
-    assert node.process.wait(3 * LEAVE_S * PATIENCE) == 0
+    assert node.ended(3 * LEAVE_S) == 0
     took = time.monotonic() - began
     with capsys.disabled():
         print(f"\n  left in {took:.1f} s")  # noqa: T201

@@ -5,7 +5,7 @@ import json
 import pytest
 from real_nodes import RealNodes
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 DOCUMENTED = [
     *("peer_id", "run_id", "version", "state", "round", "step", "tokens", "tokens_per_s", "loss", "eval_loss"),

@@ -86,7 +86,7 @@ async def trained(
         number = next(numbers)
         if number == told_at:
             os.kill(os.getpid(), signal.SIGTERM)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await sessions.left.wait()
         if number == nobody_at:
             sessions.finds_nobody()

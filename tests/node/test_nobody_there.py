@@ -18,7 +18,7 @@ def rendezvous(real_nodes: RealNodes) -> Node:
 def over(real_nodes: RealNodes, rendezvous: Node) -> Node:
     """The author of a run that it trained to its end, alone."""
     author = real_nodes.node("author", "start", str(short_run(real_nodes)), "--bootstrap", rendezvous.address())
-    assert author.process.wait(120) == 0, author.log.read_text()[-2000:]
+    assert author.ended(120) == 0, author.log.read_text()[-2000:]
     return author
 
 
@@ -31,16 +31,16 @@ def short_run(real_nodes: RealNodes, name: str = "test") -> Path:
 
 def test_a_run_that_nobody_holds_is_not_trained_again_unasked(real_nodes: RealNodes, over: Node) -> None:
     volunteer = real_nodes.node("volunteer", *over.invitation())
-    assert volunteer.process.wait(90) == 10
+    assert volunteer.ended(90) == 10
     assert volunteer.printed("(nobody is in test-[0-9a-f]{12} at this moment, .* with --start-over)")
     assert not list(volunteer.home.glob("runs/*")), "a start that failed leaves nothing of the run"
 
     asked = real_nodes.node("volunteer", *over.invitation(), "--start-over")
-    assert asked.process.wait(120) == 0, asked.log.read_text()[-2000:]
+    assert asked.ended(120) == 0, asked.log.read_text()[-2000:]
     assert list(asked.home.glob("runs/*/checkpoints/*/state.json"))
 
     again = real_nodes.node("volunteer", "join")
-    assert again.process.wait(60) == 0
+    assert again.ended(60) == 0
     assert again.printed("(is over)")
 
 
@@ -49,7 +49,7 @@ def test_of_several_runs_that_nobody_is_in_one_must_be_named(
 ) -> None:
     way_in = ("--bootstrap", rendezvous.address())
     other = real_nodes.node("other", "start", str(short_run(real_nodes, "other")), *way_in)
-    assert other.process.wait(120) == 0
+    assert other.ended(120) == 0
 
     def idle() -> bool:
         runs = rendezvous.ask("status")["runs"]
@@ -57,7 +57,7 @@ def test_of_several_runs_that_nobody_is_in_one_must_be_named(
 
     until(idle, "the rendezvous sees that nobody trains any more", 120)
     undecided = real_nodes.node("undecided", "join", *way_in)
-    assert undecided.process.wait(90) == 12
+    assert undecided.ended(90) == 12
     assert undecided.printed(r"(several runs are known there, name one: \S+ \(--run [0-9a-f]{64}\), \S+ \(--run)")
 
 
@@ -75,7 +75,7 @@ def test_who_can_use_none_of_its_checkpoints_does_not_begin_again_unasked(real_n
         for path in about:
             path.write_text(there)
         author = real_nodes.node("keeper", "join")
-        assert author.process.wait(90) == code, author.log.read_text()[-2000:]
+        assert author.ended(90) == code, author.log.read_text()[-2000:]
         assert author.printed(says), author.log.read_text()[-2000:]
         assert sorted(author.home.glob("runs/*/checkpoints/*")) == kept
     author = real_nodes.node("keeper", "join", "--start-over")

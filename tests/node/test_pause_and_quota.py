@@ -3,7 +3,7 @@
 import pytest
 from real_nodes import RealNodes, until
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 
 
 def test_pause_resume_and_a_quota_that_outlives_a_restart(real_nodes: RealNodes) -> None:

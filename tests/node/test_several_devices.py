@@ -24,5 +24,5 @@ def test_it_is_one_node_and_its_processes_end_with_it(real_nodes: RealNodes) -> 
     until(lambda: again.committed() >= 1, "a swap")
     assert again.ask("status")["device"] == "2 × cpu"
     again.tell("leave")
-    assert again.process.wait(60) == 0
+    assert again.ended(60) == 0
     assert not processes(real_nodes)

@@ -15,7 +15,7 @@ from real_nodes import Node, RealNodes, until
 from noloco_node.base.identity import Identity
 from noloco_node.run import invitation
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +85,9 @@ def test_who_trusted_on_first_use_says_so(volunteers: list[Node]) -> None:
 
 
 def test_a_second_node_in_the_same_home_is_refused(real_nodes: RealNodes, author: Node) -> None:
-    began = time.monotonic()
-    done = real_nodes.run("start", str(real_nodes.root / "run.toml"), "--home", str(author.home))
+    done = real_nodes.run("start", str(real_nodes.root / "run.toml"), "--home", str(author.home), within_s=60)
     assert done.returncode == 4
     assert str(author.process.pid) in done.stderr
-    assert time.monotonic() - began < 20 * PATIENCE
 
 
 def test_a_killed_node_leaves_nothing_and_the_others_go_on(author: Node, volunteers: list[Node]) -> None:
@@ -134,7 +132,7 @@ def test_all_leave_cleanly_and_nothing_is_left(
     again.process.send_signal(signal.SIGINT)
     author.command("leave")
     for node in (author, volunteers[1], again):
-        assert node.process.wait(12 * PATIENCE) == 0, node.log.read_text()[-2000:]
+        assert node.ended(12) == 0, node.log.read_text()[-2000:]
     assert time.monotonic() - began < 15 * PATIENCE
     for node in (author, volunteers[1], again):
         assert list(node.home.glob("runs/*/checkpoints/*/state.json")), "what was trained is kept"

@@ -6,7 +6,7 @@ import pytest
 from pretend_terminal import PretendTerminal
 from real_nodes import RealNodes, until
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 
 PANELS = {
     (80, 24): ["loss", "this node", "rounds", "peers", "events"],
@@ -42,7 +42,7 @@ def test_a_real_node_seen_and_steered(real_nodes: RealNodes) -> None:
         terminal.type("y")
         assert terminal.ended(30) == 0
         assert "has left; its state is kept in" in terminal.bytes.decode()
-        assert author.process.wait(10) == 0
+        assert author.ended(60) == 0
 
     text = other.run("top", "--once").stdout
     assert "training" in text.splitlines()[0]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from patience import PATIENCE
 from replicas import correct, small_replica, small_run
 
 from noloco_node.core.codecs.by_name import codec
@@ -19,7 +20,7 @@ from noloco_node.training.replica import Replica
 from noloco_node.training.thread import TrainingThread
 
 FRAGMENT = 256
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0 * PATIENCE
 
 
 def replica(peer: str) -> Replica:

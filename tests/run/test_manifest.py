@@ -275,10 +275,10 @@ def test_a_strangers_manifest_of_endless_layers_is_refused_at_once():
     document = json.loads(Manifest(name="a", model=ModelSpec(architecture="LlamaConfig")).canonical())
     document["model"]["config"] = {"num_hidden_layers": 2_000_000_000}
     raw = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(Incompatible, match="config has a number in num_hidden_layers above 1024") as refused:
         manifest.parse(raw)
-    assert time.monotonic() - began < 1 and "\n" not in str(refused.value)
+    assert time.process_time() - began < 1 and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

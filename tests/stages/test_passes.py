@@ -144,8 +144,9 @@ def test_what_is_lost_because_nobody_is_there_leaves_the_window_as_it_was() -> N
     assert node.task.counts.lost == 1 and node.task.window.size == size
     node.wire.ready = lambda: True
     node.letters.put(Lost(2))
-    node.replica.has_data(0.5)
-    assert node.task.counts.lost == 2 and node.task.window.size == size - 1
+    while node.task.counts.lost < 2:
+        node.replica.has_data(0.1)
+    assert node.task.window.size == size - 1
 
 
 def test_a_huge_gradient_counts_as_a_long_one() -> None:
@@ -281,7 +282,7 @@ def test_a_stage_ends_with_the_phase_under_way_when_nothing_comes_any_more() -> 
     thread.amend(run.rounds, ended=True)
     found = []
     while not isinstance(found[-1:] and found[-1], Finished):
-        found.append(posts.get(timeout=10))
+        found.append(posts.get(timeout=60))
     thread.stop()
     assert any(isinstance(message, PhaseEnded) for message in found)
 
@@ -297,10 +298,11 @@ def test_one_callers_held_out_data_do_not_decide_what_a_stage_measures() -> None
         activations = nodes[0].task.part.forward(nodes[0].replica.module, inputs).float()
     for caller in ("a", "b", "liar") * 3:
         wrong = (targets + 1) % 256 if caller == "liar" else targets
-        asked = Asked(activations, wrong, True, time.monotonic() + 10, Future(), caller)
+        asked = Asked(activations, wrong, True, time.monotonic() + 60, Future(), caller)
         last.letters.put(asked)
-        last.replica.pass_on(0.01)
-        examples.append(asked.answer.result(5).loss)
+        while not asked.answer.done():
+            last.replica.pass_on(0.01)
+        examples.append(asked.answer.result().loss)
     honest, lie = examples[0] / targets.numel(), examples[2] / targets.numel()
     assert last.replica.evaluate() == pytest.approx(honest, abs=1e-6) and abs(lie - honest) > 1e-4
 

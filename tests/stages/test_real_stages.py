@@ -196,7 +196,7 @@ def test_all_end_with_the_run_though_some_had_fewer_micro_batches_than_others(re
     for node in nodes:
         until(lambda node=node: node.ask("status").get("state") == "training", "it waits for micro-batches")
     for node in (real_nodes.node("one", *words, "--stage", "1"), *nodes):
-        assert node.process.wait(300) == 0, node.log.read_text()[-2000:]
+        assert node.ended(300) == 0, node.log.read_text()[-2000:]
         assert node.printed("(finished) "), "and not that it has left"
 
 

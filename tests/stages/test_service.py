@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 from memory_network.network import MemoryNetwork
+from moved_clock import MovedClock
 from patience import PATIENCE
 from stage_pairs import TinyPart
 
@@ -46,13 +47,13 @@ class Node:
         self.service._task = StageTask(PART, PART, at, self.service, self.service.letters)
         self.service.begin(StageTerms(RUN_ID, "fp32"))
 
-    def sends(self, within_s: float = 5.0, *, evaluates: bool = False, tries: bool = False) -> Sent:
+    def sends(self, within_s: float = 60.0, *, evaluates: bool = False, tries: bool = False) -> Sent:
         what, until = (torch.ones(2, *PART.activations), PART.some_targets(2)), time.monotonic() + within_s
         micro = Sent(7, *what, evaluates, until, tries=tries)
         self.service.send(micro)
         return micro
 
-    async def letter(self, within_s: float = 5.0) -> Letter:
+    async def letter(self, within_s: float = 30.0) -> Letter:
         async with asyncio.timeout(within_s * PATIENCE):
             while True:
                 try:
@@ -61,12 +62,17 @@ class Node:
                     await asyncio.sleep(0.005)
 
 
-async def comes(found: Callable[[], bool], within_s: float = 3.0) -> None:
+async def comes(found: Callable[[], bool], within_s: float = 30.0) -> None:
     for _ in range(int(within_s * PATIENCE / 0.01)):
         if found():
             return
         await asyncio.sleep(0.01)
     pytest.fail("it did not come")
+
+
+@pytest.fixture(autouse=True)
+def a_machine_that_stands_still_is_no_silent_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "LEAST_PATIENCE_S", 60.0)
 
 
 class Trio:
@@ -172,10 +178,15 @@ async def test_a_silent_peer_costs_a_while_where_there_is_another(trio: Trio, mo
     assert isinstance(await trio.first.letter(), Answered)
 
 
-async def test_without_an_answer_it_is_lost_at_its_deadline(trio: Trio) -> None:
+async def test_without_an_answer_it_is_lost_at_its_deadline(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = MovedClock(monkeypatch)
     await trio.start("one")
-    micro = trio.first.sends(within_s=1.0)
+    micro = trio.first.sends(within_s=100.0)
     asked = await trio.one.letter()
+    clock.moves(90.0)
+    with pytest.raises(TimeoutError):
+        await trio.first.letter(0.1)
+    clock.moves(10.0)
     assert await trio.first.letter() == Lost(7)
     assert time.monotonic() >= micro.until and isinstance(asked, Asked)
     await comes(asked.answer.cancelled)
@@ -223,7 +234,7 @@ async def test_with_nobody_there_it_is_lost(trio: Trio) -> None:
 async def test_more_than_its_share_is_refused(trio: Trio) -> None:
     await trio.start("one")
     for _ in range(held_module.MOST_OF_CALLER + 3):
-        trio.first.sends(within_s=1.0)
+        trio.first.sends()
     held = [await trio.one.letter() for _ in range(held_module.MOST_OF_CALLER)]
     with pytest.raises(TimeoutError):
         await trio.one.letter(0.2)
@@ -283,7 +294,7 @@ async def test_a_lie_for_an_answer_is_counted_and_another_peer_asked(
     await liar.close()
 
 
-HONEST = {"protocol": PROTOCOL, "run_id": RUN_ID, "stage": 1, "examples": 2, "deadline_s": 1.0, "evaluates": False}
+HONEST = {"protocol": PROTOCOL, "run_id": RUN_ID, "stage": 1, "examples": 2, "deadline_s": 60.0, "evaluates": False}
 
 
 def header(**changes: Any) -> wire.MicroBatch:
@@ -323,7 +334,7 @@ async def test_what_no_honest_peer_sends_is_refused(
         for frame in frames:
             yield wire.encode(frame)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30 * PATIENCE):
         try:
             answers = [
                 wire.decode(frame) async for frame in StageStub(trio.two.transport.channel("one")).Pass(requests())
@@ -371,25 +382,29 @@ async def test_who_only_announces_micro_batches_keeps_nobody_out(trio: Trio) -> 
 
 
 async def test_whose_data_do_not_come_is_refused_for_a_while(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "FIRST_S", 0.1)
+    clock = MovedClock(monkeypatch)
     await trio.start("one")
+    service = trio.one.service
 
     async def requests() -> AsyncIterator[Any]:
-        yield wire.encode(header(deadline_s=60.0))
+        yield wire.encode(header(deadline_s=100.0))
         await asyncio.Event().wait()
 
-    async def answers(caller: Node) -> list[wire.Frame]:
-        stub = StageStub(caller.transport.channel("one"))
-        return [wire.decode(frame) async for frame in stub.Pass(requests(), timeout=5)]
+    async def answers(caller: Node, *, waits: bool) -> list[wire.Frame]:
+        call = StageStub(caller.transport.channel("one")).Pass(requests(), timeout=100)
+        if waits:
+            await comes(lambda: bool(service._held.calls))
+            clock.moves(service_module.FIRST_S + 1)
+        return [wire.decode(frame) async for frame in call]
 
-    service = trio.one.service
-    assert await answers(trio.two) == [wire.Refusal(wire.Code.BUSY)] and service.totals.refused == 0
-    assert await answers(trio.two) == [wire.Refusal(wire.Code.BUSY)] and service.totals.refused == 1, "before its data"
+    busy = [wire.Refusal(wire.Code.BUSY)]
+    assert await answers(trio.two, waits=True) == busy and service.totals.refused == 0
+    assert await answers(trio.two, waits=False) == busy and service.totals.refused == 1, "before its data"
     assert not trio.one.blamed, "its link may be broken"
-    await answers(trio.first)
+    await answers(trio.first, waits=True)
     assert service.totals.refused == 1, "only that caller is"
     service._late["two"] = time.monotonic()
-    await answers(trio.two)
+    await answers(trio.two, waits=True)
     assert service.totals.refused == 1, "and only for a while"
 
 
@@ -590,9 +605,8 @@ async def test_a_held_out_loss_is_the_middle_of_three_whatever_one_says(quartet:
 async def test_one_that_is_silent_does_not_stop_an_evaluation(
     quartet: Quartet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "LEAST_PATIENCE_S", 0.2)
     await quartet.start()
-    quartet.first.service._took_s.extend([0.01] * 32)
+    monkeypatch.setattr(quartet.first.service, "_patience_s", lambda peer, now: 0.2 if peer == "three" else 60.0)
     answering = [
         asyncio.create_task(answer_held_out(node, loss)) for node, loss in ((quartet.one, 2.0), (quartet.two, 2.06))
     ]

@@ -19,7 +19,7 @@ def test_they_swap_at_once() -> None:
     with delayed_link(50.0, WAY_S) as hosts, Workers(f"{rivals.__name__}.noloco_pair", hosts) as both:
         each = [{"host": host.address, "worker": number} for number, host in enumerate(hosts)]
         started = both.ask("start", START_S, each, params=FRAGMENT, variant="lattice:4")
-        both.ask("connect", 10.0, addresses=[answer["address"] for answer in started])
+        both.ask("connect", 60.0, addresses=[answer["address"] for answer in started])
         took_s = []
         for step in (1, 2):
             both.ask("prepare", 30.0, [{"partners": [1]}, {"partners": [0]}], step=step)

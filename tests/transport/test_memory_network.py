@@ -69,9 +69,9 @@ def test_a_thousand_simulated_seconds_pass_at_once():
         await asyncio.gather(*(asyncio.sleep(1000 * index) for index in range(10)))
         return now()
 
-    began = time.perf_counter()
+    began = time.process_time()
     assert run_virtual(main()) == pytest.approx(9000)
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
 
 
 def test_simulated_time_stands_still_while_there_is_work():
@@ -264,6 +264,6 @@ def test_a_seed_repeats_a_run_to_the_last_event():
 
 
 def test_it_is_fast_enough_for_64_nodes():
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(history(seed=3)) == 64 * 20
-    assert time.perf_counter() - began < 20.0  # 1280 swaps of 16 messages; 0.4 s on an idle machine
+    assert time.process_time() - began < 5.0  # 1280 swaps of 16 messages; 0.4 s on an idle machine

@@ -1,6 +1,7 @@
 """How far our clock is off, from what peers report of theirs; and how many ports a peer looks at for one place."""
 
 import asyncio
+import itertools
 import math
 import random
 import time
@@ -19,6 +20,13 @@ from noloco_node.wire import mirror_pb2 as pb
 from noloco_node.wire.mirror_pb2_grpc import MirrorServicer, add_MirrorServicer_to_server
 
 HOUR = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop's time is simulated, so that of the day is, too: a millisecond from one reading to the next."""
+    readings = itertools.count()
+    monkeypatch.setattr(time, "time", lambda: 1e9 + next(readings) / 1000)
 
 
 class Clock(MirrorServicer):

@@ -14,7 +14,7 @@ from transport_peers import until
 from noloco_node.transport import grpc_bridge
 from noloco_node.transport.grpc_bridge import BUFFER_BYTES, Streams, splice
 
-STEP_S = 30.0
+STEP_S = 60.0
 Ends = tuple[Streams, Streams]
 
 
@@ -105,8 +105,6 @@ def test_an_end_that_came_before_ends_it(run):
 
 
 def test_a_side_that_reads_nothing_ends_it_and_one_that_reads_does_not(run, monkeypatch):
-    monkeypatch.setattr(grpc_bridge, "TAKEN_S", 0.5)
-
     async def test() -> None:
         (left, near), (far, right) = await pair(), await pair()
         with closed(left, near, far, right):
@@ -115,6 +113,7 @@ def test_a_side_that_reads_nothing_ends_it_and_one_that_reads_does_not(run, monk
             for _ in range(2):  # it waits for the reader, and then goes on
                 left[1].write(bytes(size))
                 await right[0].readexactly(size)
+            monkeypatch.setattr(grpc_bridge, "TAKEN_S", 0.5)
             await asyncio.sleep(0.6)
             assert not carrying.done()
             left[1].write(bytes(size))

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 GENERATED = sorted(p.name for p in (ROOT / "noloco_node/wire").glob("*_pb2*.py*") if p.suffix in (".py", ".pyi"))
@@ -16,7 +17,10 @@ def test_generated_code_is_current(tmp_path: Path) -> None:
     protos = [str(p.relative_to(ROOT / "proto")) for p in sorted((ROOT / "proto").rglob("*.proto"))]
     outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
     subprocess.run(
-        [sys.executable, "-m", "grpc_tools.protoc", "-I", "proto", *outputs, *protos], cwd=ROOT, check=True, timeout=60
+        [sys.executable, "-m", "grpc_tools.protoc", "-I", "proto", *outputs, *protos],
+        cwd=ROOT,
+        check=True,
+        timeout=60 * PATIENCE,
     )
     fresh = tmp_path / "noloco_node/wire"
     assert sorted(p.name for p in fresh.iterdir()) == GENERATED
