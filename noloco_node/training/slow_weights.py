@@ -145,6 +145,11 @@ class SlowWeights:
         """Whether there is something to take back."""
         return bool(self._added)
 
+    @property
+    def swapped_elements(self) -> int:
+        """That it would change."""
+        return sum(added.correction.size for added in self._added)
+
     def take_back(self) -> None:
         """Undo what was added since `let_stay`, now or boundaries later: θ, φ and δ become what they would be
         without it, had θ learned the same since."""

@@ -32,7 +32,7 @@ from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.fragments import Cut
 from noloco_node.core.round_events import SWAPPING
 from noloco_node.core.state import State
-from noloco_node.core.verdict import Course, Trial
+from noloco_node.core.verdict import PART, Course, Trial
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
 from noloco_node.host import memory
 from noloco_node.training import mailbox, memory_budget
@@ -92,11 +92,15 @@ class Shortage:
     again_at: float
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Swap:
     exchange: bytes
     judged: Callable[[bool], None]
     """Tells its offer whether the corrections were taken back."""
+    looked_at: int = 0
+    """Elements that had landed when it was judged last."""
+    harmful: bool = False
+    """So judged before its end: what still lands of it is taken back too."""
 
 
 class TrainingThread:
@@ -305,34 +309,50 @@ class TrainingThread:
                 command.added.set_result(None)
 
     def _apply(self, replica: Replica, command: mailbox.Correct) -> None:
-        self._swap = _Swap(command.exchange, command.judged)
+        if self._swap is None or self._swap.exchange != command.exchange:
+            self._swap = _Swap(command.exchange, command.judged)
         with self._times.on("apply"):
             gpu.wait(command.ready, command.correction.device)
             gpu.keep(command.tensors)
             replica.slow.apply(command.start, command.correction, command.offered_round, command.kept)
 
-    def _judge(self, replica: Replica, swap: _Swap) -> None:
-        """Take the corrections of a swap that has just ended back where they did harm (core/verdict.py)."""
+    def _judge(self, replica: Replica, swap: _Swap, *, over: bool = True) -> None:
+        """Take the corrections of a swap back where they did harm (core/verdict.py)."""
         judged: Judged | None = None
         if replica.slow.has_swapped:
             if not replica.is_stage and replica.has_data(0.0):
                 replica.fetch()  # what it was not trained on yet tells more: core/verdict.py
             try:
-                with self._times.on("evaluate"):
-                    with_it, without, grows = replica.losses(), replica.losses_without(), replica.slow.swap_grows
-                    verdict = self._course.judge(without, with_it, lambda: replica.losses_without(partner=1), grows)
-                if verdict.harmful:
+                if not swap.harmful:
+                    judged = self._verdict(replica, swap)
+                if judged is None or judged.verdict.harmful:
                     replica.slow.take_back()
-                judged = Judged(swap.exchange, verdict, with_it.held_out, without.held_out)
             except (ShortOfMemory, torch.OutOfMemoryError):
-                self._unjudged = swap
+                if over:
+                    self._unjudged = swap
                 return
             except NotMeasured:
                 pass
+        harmful = swap.harmful or (judged is not None and judged.verdict.harmful)
+        if over:
             replica.slow.let_stay()
-        swap.judged(judged is not None and judged.verdict.harmful)
-        if judged:
+            swap.judged(harmful)
+        if judged and (over or harmful):
             self._post(judged)
+        swap.harmful = harmful
+
+    def _verdict(self, replica: Replica, swap: _Swap) -> Judged:
+        with self._times.on("evaluate"):
+            with_it, without, grows = replica.losses(), replica.losses_without(), replica.slow.swap_grows
+            verdict = self._course.judge(without, with_it, lambda: replica.losses_without(partner=1), grows)
+        return Judged(swap.exchange, verdict, with_it.held_out, without.held_out)
+
+    def _judge_so_far(self, replica: Replica) -> None:
+        """Before a boundary, so that nobody gets its harm: a swap that goes on, of which much has landed."""
+        swap, landed = self._swap, replica.slow.swapped_elements
+        if swap and not swap.harmful and landed - swap.looked_at >= PART * replica.parameters:
+            swap.looked_at = landed
+            self._judge(replica, swap, over=False)
 
     def _adopt(self, replica: Replica, round: int, state: bytes | memoryview) -> None:
         ahead = max(0, round - replica.round)
@@ -428,6 +448,7 @@ class TrainingThread:
         self._serve(replica)
         if self._phase is not phase:
             return  # a state was adopted during the last step: it is trained on before its first boundary
+        self._judge_so_far(replica)
         offer, closed = self._boundary(replica)
         seconds = time.perf_counter() - phase.began
         done = self._done(replica, phase, seconds)

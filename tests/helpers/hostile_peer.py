@@ -17,6 +17,7 @@ import struct
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -47,6 +48,9 @@ DOWN = 8
 """Quarter octaves that a sample equal to the victim's own takes off the larger wish."""
 HALF, LOUDEST = 8, 7
 """Steps in half a range of four bits; and the largest d whose sign is certain."""
+
+BROKEN = (RpcError, OSError, asyncio.InvalidStateError)
+"""How a call ends that the other side ended."""
 
 Bits = np.ndarray[Any, Any]
 
@@ -116,6 +120,8 @@ class Aim:
                 return self.task.worse(self.known, self.size)[part]
             case "blind" if self.known is not None and self.task is not None:
                 return self.task.unseen(self.known)[part]
+            case "uphill" if self.known is not None and self.task is not None:
+                return self.task.gradient(self.known)[part]
         return None
 
     def steps(self, step: Bits, usual: Bits, start: int) -> Bits | None:
@@ -159,7 +165,7 @@ class Paced:
 
     def worse(self, phi: Bits, factor: float) -> Bits:
         """The shortest way to a held-out loss that is `factor` of what it is."""
-        up, low, high = self._gradient(phi), 0.0, 1e6
+        up, low, high = self.gradient(phi), 0.0, 1e6
         for _ in range(60):
             middle = (low + high) / 2
             low, high = (low, middle) if self.loss(phi + middle * up) > factor * self.loss(phi) else (middle, high)
@@ -172,7 +178,7 @@ class Paced:
         seen = np.linalg.pinv(self._inputs) @ self._inputs
         return np.concatenate([(away - away @ seen).ravel(), 0 * bias])
 
-    def _gradient(self, phi: Bits) -> Bits:
+    def gradient(self, phi: Bits) -> Bits:
         weight, bias = self._parts(phi)
         error = 2 * (self._inputs @ weight.T + bias - self._targets) / self._targets.size
         return np.concatenate([(error.T @ self._inputs).ravel(), error.sum(0)])
@@ -424,6 +430,8 @@ class Attacker:
     wider: int = 0
     hold: str = ""
     """Instead of swapping, after the call was accepted: `silent`, `alive`, `trickle` or `promise`."""
+    end_s: float = 0.0
+    """So long it holds the last fragment of a swap, when all others have landed: then it only calls."""
     scale: float = 1.0
     at: str = "127.0.0.1"
     patience_s: float = 3600.0
@@ -528,7 +536,8 @@ class Attacker:
     # ---- swaps ----
     async def call(self, transport: Libp2pTransport, victim: str) -> tuple[str, float]:
         """One swap as the caller. How it ended, and when to try again."""
-        exchange = os.urandom(16)
+        # a multiple of their number: the swap begins with the first fragment, so that the short one is the last
+        exchange = (int.from_bytes(os.urandom(12)) * self.run.fragments).to_bytes(16)
         call = services.ExchangeStub(transport.channel(victim)).Swap()
         talk = Talk(call.write, call.read)
         offer = pb.Offer(
@@ -546,13 +555,13 @@ class Attacker:
                 if frame.refusal.code != pb.APPOINTMENT:
                     return pb.RefusalCode.Name(frame.refusal.code), frame.refusal.retry_in_s
             return await self._swap(talk, victim, exchange, leads=True), 0.0
-        except (RpcError, OSError) as error:
+        except BROKEN as error:
             return f"broke ({type(error).__name__})", 0.2
         finally:
             call.cancel()
 
     async def _called(self, talk: Talk, peer: str, offer: pb.Offer) -> None:
-        if self.swaps >= self.most:
+        if self.swaps >= self.most or self.end_s:
             await talk.send(refusal=pb.Refusal(code=pb.BUSY, retry_in_s=1.0))
             return
         if self.hold == "promise":
@@ -569,8 +578,7 @@ class Attacker:
                 await self._hold(talk)
             self.told.say("held", peer=victim, leads=leads, seconds=time.monotonic() - began)
             return "held"
-        offset = int.from_bytes(exchange, "big") % self.run.fragments
-        order = [*range(offset, self.run.fragments), *range(offset)]
+        order = self._order(exchange)
         lies = {index: self._lie(index) for index in order}
         left = {index: lie.turns for index, lie in lies.items()}
         applied = 0
@@ -579,12 +587,19 @@ class Attacker:
         def we_lead(index: int) -> bool:
             return leads != ((len(order) - order.index(index)) % 2 == 0)
 
+        kept: deque[pb.SwapFrame] = deque()
+        """Of the last fragment, until all before have landed."""
+
         try:
             while applied < len(order):
-                frame = await talk.next()
+                last = applied == len(order) - 1
+                frame = kept.popleft() if kept and last else await talk.next()
                 match frame.WhichOneof("frame"):
+                    case "fragment" if self.end_s and frame.fragment.index == order[-1] and not last:
+                        kept.append(frame)
                     case "fragment":
                         index = frame.fragment.index
+                        await self._hold_end(lies[index], index == order[-1])
                         before = lies[index].turns
                         await talk.fragment(index, lies[index].answer(frame.fragment.payload))
                         left[index] += lies[index].turns - before - 1
@@ -599,19 +614,29 @@ class Attacker:
                         self.told.say("swap", peer=victim, leads=leads, ended=f"{other} {code}", applied=applied)
                         return str(other)
                 if applied < len(order) and order[applied] in allowed:
+                    await self._hold_end(lies[order[applied]], last)
                     await talk.send(ack=pb.Ack(index=order[applied], scale=allowed.pop(order[applied])))
                     applied += 1
             if leads:
                 await talk.next()
             else:
                 await talk.send(done=pb.Done())
-        except (RpcError, OSError, StopAsyncIteration) as error:
+        except (*BROKEN, StopAsyncIteration) as error:
             self.told.say("swap", peer=victim, leads=leads, ended=repr(error)[:200], applied=applied)
             raise
         self.swaps += 1
         norm = sum(lie.norm**2 for lie in lies.values()) ** 0.5
         self.told.say("swap", peer=victim, leads=leads, ended="whole", seconds=time.monotonic() - began, norm=norm)
         return "whole"
+
+    def _order(self, exchange: bytes) -> list[int]:
+        offset = int.from_bytes(exchange, "big") % self.run.fragments
+        return [*range(offset, self.run.fragments), *range(offset)]
+
+    async def _hold_end(self, lie: Plain | Lattice, last: bool) -> None:
+        """Before each move: the victim sees all of them as progress."""
+        if last:
+            await asyncio.sleep(self.end_s / (lie.turns + 1))
 
     def _lie(self, index: int) -> Plain | Lattice:
         start, end = self.run.bounds(index)

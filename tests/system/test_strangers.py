@@ -437,6 +437,42 @@ def test_one_hostile_peer_beside_three_honest_nodes(
     assert not beyond
 
 
+TWO_FRAGMENTS = (1 << 20) // 257 + 1
+"""Outputs, of which the second fragment has a few elements."""
+
+
+def at_its_noise(group: RealNodes) -> Path:
+    """A run whose loss soon falls no more, with steps that take twice as long."""
+    inner = {"steps": STEPS, "batch_tokens": 8, "warmup": 0.05, "learning_rate": 0.003, "final_learning_rate": 1.0}
+    model = {"task": "paced", "options": {"step_s": 2 * STEP_S, "outputs": TWO_FRAGMENTS}}
+    return group.tables(rounds=ROUNDS, model=model, inner=inner, outer={"codec": "lattice:4"})
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_swap_whose_end_is_held_is_taken_back_before_training_hides_its_harm(figure: Report) -> None:
+    told = {"kind": "uphill", "size": 2.0, "wider": 8, "paced": TWO_FRAGMENTS, "end_s": 7 * STEPS * STEP_S}
+    with swarm(make=at_its_noise) as attacked, attacked.attacked("swaps", **told) as hostile:
+        hostile.ready()
+        since = attacked.begin()
+        hostile.tell("go")
+        attacked.finish()
+        seen, honest = attacked.seen(since), attacked.peer_ids()
+
+        def rounds(kind: str) -> set[tuple[str, int]]:
+            """Those with the hostile one."""
+            found = ((node.home.name, e) for node in attacked.nodes for e in node.events(kind))
+            return {(name, e["round"]) for name, e in found if e["partner"] not in honest}
+
+        whole, back = rounds("RoundCommitted"), rounds("TakenBack")
+    figure(
+        f"holds the end of each swap: {len(back)} taken back, {len(whole - back)} whole ones stayed; "
+        f"held-out loss {fmean(each.loss for each in seen):.4f}"
+    )
+    assert back and not whole - back
+
+
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(900)

@@ -932,6 +932,34 @@ def test_a_swap_is_judged_by_the_batch_that_is_trained_next(monkeypatch: pytest.
         assert torch.equal(trained[steps][: len(examples)], examples)
 
 
+@pytest.mark.parametrize("harm", [True, False])
+def test_a_swap_that_holds_its_end_is_judged_at_the_boundary(harm: bool) -> None:
+    """Before training has adapted to what landed; what comes of it later is taken back too."""
+    replica = small_replica(run=small_run(steps=3, rounds=100_000))
+    c = (3 if harm else 1e-4) * torch.randn(replica.parameters)
+    end = len(c) - FRAGMENT
+    with begun(lambda: replica) as watched:
+        watched.offer()
+        watched.thread.pause()
+        swapping(watched, True)
+        for start in range(0, end, FRAGMENT):
+            answer(correct(watched.thread, 1, start, c[start : min(end, start + FRAGMENT)], b"holds"))
+        watched.thread.resume()
+        for _ in range(2):
+            assert watched.until(PhaseEnded).closed == "swapping"
+        watched.thread.pause()
+        before = answer(watched.thread.state())
+        assert replica.slow.has_swapped != harm
+        answer(correct(watched.thread, 1, end, c[end:], b"holds"))
+        swapping(watched, False)
+        after = answer(watched.thread.state())
+        posts = [watched.posts.get() for _ in range(watched.posts.qsize())]
+    stayed = not torch.allclose(after.outer["phi"][end:], before.outer["phi"][end:], atol=1e-6)
+    assert stayed != harm
+    assert not replica.slow.has_swapped
+    assert sum(isinstance(post, Judged) for post in posts) == (0 if harm else 1), "counted once"
+
+
 def test_a_swap_that_breaks_is_judged_alone_though_the_next_one_ends_within_the_same_step() -> None:
     """Else the next partner is blamed, and what it sent is taken back, too."""
     size = small_replica().parameters
