@@ -7,6 +7,7 @@ reached (10). node/main.py handles signals.
 
 import argparse
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -23,6 +24,7 @@ from noloco_node.errors import Incompatible, SwarmUnreachable, UsageError
 from noloco_node.host import config, remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
+from noloco_node.host.imports import large_import
 from noloco_node.transport.probe import check_port, probe, reach
 
 if TYPE_CHECKING:
@@ -233,8 +235,10 @@ def _run(node: Callable[[ModuleType], Coroutine[Any, Any, int]]) -> int:
     """`node` makes one, of node/main.py: that imports torch, so the checks before it come first."""
     import uvloop
 
-    from noloco_node.node import main
+    with large_import():
+        from noloco_node.node import main
 
+        gc.freeze()  # of all this nothing becomes garbage; there is no node yet, whose model may
     code: int = uvloop.run(node(main))
     return code
 

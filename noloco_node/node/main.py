@@ -50,11 +50,11 @@ async def train(
         if failed:  # the rendezvous may have lost its key
             report(f"{failed}. Joining through peers seen earlier")
             node = TrainingNode(config, report, signed)
-            gc.collect()  # what it held of the model; the error is gone by now, which would keep it
+            _collect()  # what it held of the model; the error is gone by now, which would keep it
             await node.run()
         while (move := node.moves()) and (afresh := await _settings(again, config, told, report)):
             node = TrainingNode(afresh, report, move.signed, move.to)
-            gc.collect()  # what it held of the other stage
+            _collect()  # what it held of the other stage
             try:
                 await node.run()
             except NolocoError as error:
@@ -67,6 +67,11 @@ async def train(
                 node = TrainingNode(afresh, report, move.signed, move.stage)
                 await node.run()
     return 0
+
+
+def _collect() -> None:
+    gc.unfreeze()  # the node that ended was there when its model's library was imported
+    gc.collect()
 
 
 async def _settings(

@@ -25,6 +25,7 @@ from noloco_node.base.validation import in_one_line
 from noloco_node.core.cross_entropy import cross_entropy
 from noloco_node.errors import OutOfMemory, UsageError
 from noloco_node.host import memory
+from noloco_node.host.imports import large_import
 from noloco_node.run.schema import ModelSpec
 
 T = TypeVar("T")
@@ -311,10 +312,15 @@ def _values(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
 
 
 def _config(architecture: str, values: dict[str, Any]) -> Any:
-    import transformers
+    with large_import():
+        import transformers
 
-    family: Any = getattr(transformers, architecture, None)  # one of the library's own names, and of its classes
-    if family not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        models: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        family: Any = getattr(transformers, architecture, None)  # one of the library's own names, and of its classes
+        known_model = family in models
+        if known_model:
+            _sound(architecture, lambda: models[family])  # which imports its module
+    if not known_model:
         raise UsageError(
             f"model.architecture: {architecture} is not a causal language model that transformers "
             f"{transformers.__version__} has: take another (LlamaConfig is one), or another version of it"

@@ -1,6 +1,7 @@
 """A node that moves to another stage runs again in the same process: it takes that stage, or goes back to its own."""
 
 import asyncio
+import gc
 import itertools
 import os
 import signal
@@ -186,7 +187,9 @@ async def test_what_the_first_way_in_built_is_gone_when_the_second_is_tried(monk
 
     def builds_and_finds_nobody(sessions: Sessions) -> None:
         model = Sessions()  # kept by the frame that raises, as a thread's would be
+        model.itself = model  # type: ignore[attr-defined]
         models.append(weakref.ref(model))
+        gc.freeze()  # as after the import of a model's library
         sessions.finds_nobody()
 
     def is_alone(sessions: Sessions) -> None:
