@@ -5,6 +5,7 @@ the command line run in pytest's own process, which shows what they print; so do
 Tests marked `slow` take more than two hours together on two cores; without `--slow` each says that it was skipped.
 """
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
@@ -35,6 +36,7 @@ LONG = [
 ]
 """Begun first, so that none of them is still running when everything else has ended."""
 
+gc.disable()  # until all tests are imported, with a million objects that stay, which it need not look at afterwards
 os.environ.update({"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE", "OMP_NUM_THREADS": "1"})
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so do its children
 signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends the tests ends their nodes
@@ -65,6 +67,15 @@ def pytest_configure(config: pytest.Config) -> None:
         from figures import FiguresFile
 
         config.pluginmanager.register(FiguresFile(Path(file)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else triton's parts say at the end that they were never freed
 
 
 @pytest.fixture

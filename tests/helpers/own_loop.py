@@ -7,24 +7,29 @@ many steps it fails, LOOP_DEVICE where its model is, and LOOP_ADAPTS=yes that it
 model.
 """
 
+import gc
 import os
 import sys
 import time
 from contextlib import nullcontext
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from noloco_node.host.imports import large_import
 
-from noloco_node import loop
+with large_import():
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader
+
+    from noloco_node import loop
 
 STEP_S = 0.02
 NOISE = 0.3
 DEVICE = torch.device(os.environ.get("LOOP_DEVICE", "cpu"))
 if not {"RANK", "LOOP_ADAPTS"} & os.environ.keys():  # which need it
     import without_compiler  # noqa: F401
+gc.freeze()
 
 
 def network(wide: int) -> nn.Module:
