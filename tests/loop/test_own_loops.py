@@ -124,6 +124,9 @@ def test_a_loop_that_ends_without_leaving_has_saved(real_nodes: RealNodes) -> No
 
 
 def test_a_loop_can_be_paused_and_told_to_leave_from_outside(real_nodes: RealNodes) -> None:
+    """A data loader's workers are not in the node's way: torch takes SIGCHLD for them, so the node hears of its own
+    processes' ends in another way."""
+    real_nodes.environ["LOOP_LOADS"] = "yes"
     node = real_nodes.node("author", "start", run_of(real_nodes))
     until(lambda: node.round() >= 1, "a round")
     node.tell("pause")
@@ -131,21 +134,12 @@ def test_a_loop_can_be_paused_and_told_to_leave_from_outside(real_nodes: RealNod
     step = node.ask("status")["step"]
     node.tell("resume")
     until(lambda: node.ask("status").get("step", 0) > step, "further steps")
-    node.tell("leave")
-    assert node.ended() == 0, node.log.read_text()[-2000:]
-    assert node.printed("over: (True)")
-
-
-def test_a_data_loaders_workers_are_not_in_the_nodes_way(real_nodes: RealNodes) -> None:
-    """torch takes SIGCHLD for them, so the node hears of its own processes' ends in another way."""
-    real_nodes.environ["LOOP_LOADS"] = "yes"
-    node = real_nodes.node("author", "start", run_of(real_nodes))
-    until(lambda: node.round() >= 1, "a round")
     (daemon,) = [int(words.split()[0]) for words in real_nodes.left_over() if "p2pd -listen" in words]
     os.kill(daemon, signal.SIGKILL)
     until(lambda: node.ask("status").get("network_restarts") == 1, "another network daemon")
     node.tell("leave")
     assert node.ended() == 0, node.log.read_text()[-2000:]
+    assert node.printed("over: (True)")
 
 
 def test_what_fails_in_the_node_is_raised_in_the_loop(real_nodes: RealNodes) -> None:
@@ -172,23 +166,17 @@ def test_adapters_of_a_frozen_model_are_all_that_is_sent(real_nodes: RealNodes, 
     real_nodes.environ |= {"LOOP_DEVICE": device, "LOOP_ADAPTS": "yes"}
     author = real_nodes.node("author", "start", run_of(real_nodes))
     until(lambda: author.round() >= 2, "two rounds")
-    real_nodes.environ["LOOP_SEES"] = "3"
+    real_nodes.environ |= {"LOOP_SEES": "3", "LOOP_JUDGES": "no"}
     other = real_nodes.node("other", *author.invitation())
     until(lambda: other.committed() >= 2 and author.committed() >= 2, "swaps")
+    assert other.ask("status")["eval_loss"] is None, "without an evaluation its swaps are not judged"
+    assert author.ask("status")["eval_loss"] is not None
     assert author.ask("status")["parameters"] == 4 * (32 + 64) + 4 * (64 + 8)
     end(real_nodes, author)
     for node in (author, other):
         assert node.ended() == 0, node.log.read_text()[-2000:]
     (untrained, last), (first, _) = figures(author), figures(other)
     assert last < untrained and first < untrained
-
-
-def test_without_an_evaluation_swaps_are_not_judged(real_nodes: RealNodes) -> None:
-    real_nodes.environ["LOOP_JUDGES"] = "no"
-    author = real_nodes.node("author", "start", run_of(real_nodes))
-    other = real_nodes.node("other", *author.invitation())
-    until(lambda: other.committed() >= 2, "swaps")
-    assert author.ask("status")["eval_loss"] is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`noloco-node swarm` with real nodes: it trains and reports the result as JSON."""
+"""`noloco-node swarm` with real nodes: it trains, reports the result as JSON, and what it left can be exported."""
 
 import json
 
@@ -42,3 +42,9 @@ def test_a_swarm_of_two_trains_and_reports(real_nodes: RealNodes) -> None:
     assert [event["round"] for event in evaluated.values()] == [8, 8], "the weights that the run leaves behind"
     figures = sorted(node["eval_loss"] for node in result["nodes"])
     assert sorted(event["eval_loss"] for event in evaluated.values()) == figures
+
+    events, last = next(iter(evaluated.items()))
+    to, home = real_nodes.root / "model", str(events.parents[2])
+    exported = real_nodes.run("export", "--to", str(to), "--home", home, "--threads", "1")
+    assert f"held-out loss {last['eval_loss']:.4f}\n" in exported.stdout, exported.stderr
+    assert "| round | training loss | held-out loss |" in (to / "README.md").read_text()

@@ -139,9 +139,9 @@ async def test_child_processes_ignore_ctrl_c_in_the_terminal(net):
         assert os.getpgid(helper.pid) != os.getpgid(0)
 
 
-@pytest.mark.parametrize("condition", ["streaming", "stuck", "fork"])
+@pytest.mark.parametrize("condition", ["stuck", "fork"])
 async def test_nothing_is_left_after_kill_9(net, tmp_path, condition):
-    """With streams open; with a p2pd that hangs; with a forked worker that still holds every descriptor."""
+    """With streams open, and a p2pd that hangs, or a forked worker that still holds every descriptor."""
     server = await net.start(Exchange(echo))
     script, key = LIBP2P_NODE, tmp_path / "killed.key"
     arguments = [script, key, str(server.addresses()[0]), *(["fork"] if condition == "fork" else [])]
