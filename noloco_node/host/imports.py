@@ -1,5 +1,5 @@
 """Large imports, for which the garbage collector rests: while more and more objects come, it would look through all of
-them again and again and find nothing to free. That took a fifth of the CPU time in which a node starts."""
+them again and again and find nothing to free. That took an eighth of the CPU time in which a node starts."""
 
 import gc
 from collections.abc import Iterator
