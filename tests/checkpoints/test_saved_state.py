@@ -135,7 +135,6 @@ CRAFTED: dict[str, Callable[[State], State]] = {
     **{f"phase_s is {value!r}": inner(phase_s=value) for value in (-1.0, NAN, INF, "1", None, [1])},
     **{f"last_loss is {value!r}": inner(last_loss=value) for value in (NAN, INF, "1", None, 1e300)},
     **{f"norms {value!r}": inner(norms=value) for value in ([], ["1"], [NAN] * 12, 3, None, {1: 2}, [1.0] * 999)},
-    **{f"position {value!r}": inner(position=value) for value in ([], [1], [-1, 0], ["a", 0], {}, None, (0, 10**9))},
     "position of 10^18 values": inner(position=some_large()),
     "a bytearray": inner(more=bytearray(5)),
     "a short rng": inner(rng=torch.zeros(3, dtype=torch.uint8)),
@@ -181,6 +180,17 @@ def test_a_wrong_value_costs_one_checkpoint(
     assert resumed(tmp_path, replica) == 0
     (line,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert line.startswith(f"checkpoint {path.name} is skipped: ") and len(line) < 300 and "\n" not in line
+
+
+@pytest.mark.parametrize("place", [[], [1], [-1, 0], ["a", 0], {}, None, (0, 10**9)], ids=repr)
+def test_a_place_that_the_data_does_not_have_costs_none(
+    place: object, tmp_path: Path, replica: Replica, later: State, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A volunteer's files may have become fewer."""
+    write_two(tmp_path, replica, inner(position=place)(later))
+    assert resumed(tmp_path, replica) == later.step
+    (line,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert line.startswith("the data, or Python, has changed since the checkpoint")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "outer.safetensors"])
