@@ -119,8 +119,8 @@ class Directory:
         traffic: Traffic | None = None,
     ) -> None:
         """`place_of`: where a peer that calls is (base/places.py). `may_answer`: whether a peer is worth a dial.
-        `answering`: who counts as there; without it, every
-        peer that has a record. `traffic`: how much others may fetch here."""
+        `answering`: who counts as there; without it, every peer that has a record. `traffic`: how much others may fetch
+        here."""
         self.ttl_s = ttl_s
         """A record's lifetime: `RecordValidator` checks expiries by it."""
         self._checked = partial(CheckedCalls, place_of=place_of, ttl_s=ttl_s, traffic=traffic)
