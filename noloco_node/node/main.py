@@ -118,7 +118,7 @@ def _told_to_leave(node: Callable[[], BaseNode], report: Report) -> Iterator[asy
 @contextmanager
 def _signals(leave: Callable[[], None]) -> Iterator[None]:
     """The first SIGINT or SIGTERM leaves cleanly, the second at once. A terminal that is closed leaves cleanly, too: it
-    may send SIGHUP twice, and SIGTERM."""
+    may send SIGHUP twice, also when the node has left and its process ends, and SIGTERM."""
     loop = asyncio.get_running_loop()
     asked = False
 
@@ -129,9 +129,13 @@ def _signals(leave: Callable[[], None]) -> Iterator[None]:
         asked = True
         leave()
 
+    def on_hang_up() -> None:
+        before[signal.SIGHUP] = signal.SIG_IGN
+        leave()
+
     ways = {signal.SIGINT: on_signal, signal.SIGTERM: on_signal}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
-        ways[signal.SIGHUP] = leave
+        ways[signal.SIGHUP] = on_hang_up
     before = {number: signal.getsignal(number) for number in ways}
     for number, way in ways.items():
         loop.add_signal_handler(number, way)

@@ -1,5 +1,6 @@
 """Leaving: during an inner step that takes longer than everything else may, and with a network daemon that hangs."""
 
+import asyncio
 import os
 import signal
 import time
@@ -9,6 +10,7 @@ import pytest
 from patience import PATIENCE
 from real_nodes import RealNodes, until
 
+from noloco_node.node.main import _signals
 from noloco_node.node.trainer import LEAVE_S
 
 pytestmark = pytest.mark.timeout(400)
@@ -50,6 +52,18 @@ def test_a_terminal_that_is_closed_costs_no_work(real_nodes: RealNodes) -> None:
         time.sleep(0.05)  # else they may come as one
     assert node.ended(3 * LEAVE_S) == 0
     assert list(node.home.glob("runs/*/checkpoints/*"))
+
+
+async def test_a_hang_up_as_the_process_ends_does_not_kill_it() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    hung_up = asyncio.Event()
+    try:
+        with _signals(hung_up.set):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await hung_up.wait()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_network_that_hangs_holds_nobody(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:
