@@ -62,7 +62,9 @@ async def find(config: NodeConfig, rendezvous: Sequence[str], channel: Channel, 
         report(f"going on with {verify(left).label}, as before")
         return left
     left = unfinished(home, authors, rendezvous, config.run)
-    if left and config.run and left.author.startswith(config.trust or ""):
+    if left and not left.author.startswith(config.trust or ""):
+        left = None
+    if left and config.run:
         return left  # its id is its hash, so no answer could change it
 
     def choose(known: list[run_registry.KnownRun], answered: str) -> Signed:
@@ -138,7 +140,7 @@ async def ask(  # noqa: PLR0913
     waits_for("a run to be announced")
     loop = asyncio.get_running_loop()
     goes_on_at = loop.time() + UNANNOUNCED_S
-    failure: NolocoError = SwarmUnreachable("no bootstrap node answers: check the addresses, or try again later")
+    failure = SwarmUnreachable("no bootstrap node answers: check the addresses, or try again later")
     known: dict[str, list[run_registry.KnownRun]] = {}
 
     def runs() -> list[run_registry.KnownRun]:
@@ -150,17 +152,17 @@ async def ask(  # noqa: PLR0913
                 known = await _known(channel, rendezvous, run_id, author or "")
                 if any(run.run_id.startswith(run_id or "") for run in runs()):
                     return choose(runs(), next(peer for peer in known if known[peer]))
-                if known and not runs():
-                    failure = SwarmUnreachable("no run is announced there: start its first node with --bootstrap, too")
+                if known:
+                    failure = SwarmUnreachable(
+                        f"no run {run_id[:12]}… is announced there: its nodes are off, or --run is wrong. Try again "
+                        "later, or ask the run's author for its line"
+                        if run_id
+                        else "no run is announced there: start its first node with --bootstrap, too"
+                    )
                     if left and loop.time() >= goes_on_at:
                         return left
                 await asyncio.sleep(RETRY_S)
     except TimeoutError:
-        if runs():
-            failure = SwarmUnreachable(
-                f"no run {(run_id or '')[:12]}… is announced there: its nodes are off, or --run is wrong. Try again "
-                "later, or ask the run's author for its line"
-            )
         raise failure from None
 
 
@@ -176,7 +178,10 @@ async def _known(
 
     found: dict[str, list[run_registry.KnownRun]] = {}
     newer: Incompatible | None = None
-    asked = {asyncio.create_task(run_registry.ask(channel(peer), meant=run_id or "")): peer for peer in rendezvous}
+    asked = {
+        asyncio.create_task(run_registry.ask(channel(peer), meant=run_id or "", author=author)): peer
+        for peer in rendezvous
+    }
     try:
         while asked and not any(enough(run) for known in found.values() for run in known):
             done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)

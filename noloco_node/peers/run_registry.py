@@ -32,6 +32,9 @@ MAX_RUNS = 64
 """Announced runs that a rendezvous node keeps, the newest: 4 MiB at the most."""
 MAX_OF_PEER = 2
 """Most of these per peer. A peer is in one run at a time, but its previous run may still be trained by others."""
+MAX_REPLY_BYTES = 200_000
+"""Of manifests and amendments: two of the largest, so that a newcomer who names no run still learns that there are
+several, or each of MAX_RUNS where they are as short as most."""
 CALL_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -103,8 +106,20 @@ class RunRegistry(RunsServicer):
         return found
 
     async def List(self, request: pb.RunsRequest, context: Any) -> pb.RunsReply:  # noqa: N802
-        runs = [_encode(kept.signed, kept.amended) for kept in self._runs.values()]
-        reply = pb.RunsReply(runs=runs, training=[self._training(run_id) for run_id, _ in self._runs])
+        """Where there is not room for all, of each run the first one's copy comes before others, one in which somebody
+        trains before others, and a short one before a long one."""
+        runs = {key: kept for key, kept in self._runs.items() if key[0].startswith(request.run)}
+        runs = {key: kept for key, kept in runs.items() if key[1].startswith(request.author)} or runs
+        training = {key: self._training(key[0]) for key in runs}
+        first, left, told = self._firsts(), MAX_REPLY_BYTES, set[tuple[str, str]]()
+        for key in sorted(runs, key=lambda key: (first[key[0]] != key, not training[key], runs[key].size)):
+            if runs[key].size <= left:
+                left -= runs[key].size
+                told.add(key)
+        reply = pb.RunsReply(
+            runs=[_encode(kept.signed, kept.amended) for key, kept in runs.items() if key in told],
+            training=[training[key] for key in runs if key in told],
+        )
         if not self._traffic.may_answer(reply.ByteSize(), self._place(context) if self._place else ""):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
         return reply
@@ -123,6 +138,10 @@ class RunRegistry(RunsServicer):
         """Of the newest amendment that this node tells others; 0: none."""
         return max((kept.version for (run, _), kept in self._runs.items() if run == run_id), default=0)
 
+    def _firsts(self) -> dict[str, tuple[str, str]]:
+        """By run id, which copy was announced first."""
+        return {run_id: (run_id, author) for run_id, author in reversed(self._runs)}
+
     def _make_room(self, by: str, place: str) -> bool:
         """If there is no room, drop a run in which nobody trains, the one announced longest ago: of this peer's, else
         of the place that has most, and of none that has far fewer than this one: in a new run nobody was seen to train
@@ -131,7 +150,7 @@ class RunRegistry(RunsServicer):
         theirs = [key for key, kept in self._runs.items() if kept.by == by]
         if len(theirs) < MAX_OF_PEER and len(self._runs) < MAX_RUNS:
             return True
-        first = {run_id: (run_id, author) for run_id, author in reversed(self._runs)}
+        first = self._firsts()
         places = Counter({place: 1})
         places.update(kept.place for kept in self._runs.values())
         droppable = [
@@ -161,13 +180,22 @@ class _Kept:
     version: int = 0
     amended: SignedAmendment | None = None
 
+    @property
+    def size(self) -> int:
+        return len(self.signed.manifest) + (len(self.amended.document) if self.amended else 0)
 
-async def ask(channel: grpc.aio.Channel, only: Signed | None = None, *, meant: str | None = None) -> list[KnownRun]:
-    """The runs that a peer knows, or this one alone; those whose signature does not verify are left out. `meant`: the
-    first digits of the one that is looked for, or none of them. Raises Incompatible where this version cannot read
-    that run, or none of those there."""
+
+async def ask(
+    channel: grpc.aio.Channel, only: Signed | None = None, *, meant: str | None = None, author: str = ""
+) -> list[KnownRun]:
+    """The runs that a peer knows, or this one alone; those whose signature does not verify are left out. `meant`,
+    `author`: the first digits of the one that is looked for, and of its author's id; the peer may name others, too.
+    Raises Incompatible where this version cannot read the run that is `meant`, or none of those there."""
+    request = pb.RunsRequest(run=meant or "", author=author)
+    if only:
+        request = pb.RunsRequest(run=hashlib.sha256(only.manifest).hexdigest(), author=only.author)
     with peer_faults():
-        reply = await RunsStub(channel).List(pb.RunsRequest(), timeout=CALL_S)
+        reply = await RunsStub(channel).List(request, timeout=CALL_S)
     runs, unreadable = [], None
     for message, there in zip(reply.runs[:MAX_RUNS], reply.training, strict=False):
         try:

@@ -128,8 +128,12 @@ class Alive(_message.Message):
     def __init__(self, round_trip_s: _Optional[float] = ...) -> None: ...
 
 class RunsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("run", "author")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    AUTHOR_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    author: str
+    def __init__(self, run: _Optional[str] = ..., author: _Optional[str] = ...) -> None: ...
 
 class RunsReply(_message.Message):
     __slots__ = ("runs", "training")

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -225,19 +225,29 @@ def test_where_nobody_announces_a_run_the_own_one_goes_on(tmp_path: Path) -> Non
         _found(None, None, theirs)
 
 
-def _joined(past: Past, config: NodeConfig, there: dict[str, Signed], said: list[str]) -> Signed:
-    """What `join` takes where each of `there` says that five train in its run; other peers are gone."""
+def _joined(past: Past, config: NodeConfig, there: Mapping[str, Signed | None], said: list[str]) -> Signed:
+    """What `join` takes where each of `there` says that five train in its run, or knows none; other peers are gone."""
 
     async def main() -> Signed:
         network = MemoryNetwork(random.Random(0))
         us, members = network.join("us"), [network.join(peer) for peer in there]
         for member, run in zip(members, there.values(), strict=True):
-            knows(member, run, training=lambda _: 5)
+            knows(member, *filter(None, [run]), training=lambda _: 5)
         async with started(us, *members):
             ways = [address.peer for address in config.ways_in]
             return await find_run.find(config, ways, us.channel, said.append, lambda _: None)
 
     return run_virtual(main())
+
+
+def test_another_authors_copy_of_a_run_that_this_node_was_in_is_not_gone_on_with(past: Past, tmp_path: Path) -> None:
+    """The user names its author, and nobody has announced a run."""
+    ours, other = past.was_in("ours", round=3), Identity.load_or_create(tmp_path / "other.key")
+    door = Address("ip4", "127.0.0.1", 1, "rendezvous")
+    config = NodeConfig(home=past.home.root, bootstrap=(door,), run=manifest.verify(ours).run_id)
+    assert _joined(past, config, {}, []) == ours
+    with pytest.raises(SwarmUnreachable, match=r"no run .* is announced there"):
+        _joined(past, replace(config, trust=other.peer_id), {"rendezvous": None}, [])
 
 
 def test_peers_that_nobody_chose_say_neither_which_run_nor_whose(past: Past, tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from noloco_node.run import amendment, manifest
 from noloco_node.run.manifest import Signed
 from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
-from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server
+from noloco_node.wire import peer_pb2 as pb
+from noloco_node.wire.peer_pb2_grpc import RunsStub, add_RunsServicer_to_server
 
 
 @pytest.fixture
@@ -85,6 +86,46 @@ def test_a_place_that_has_fetched_too_much_is_refused_for_a_while(author: Identi
                 assert await run_registry.ask(who.channel("rendezvous")) == known(*there)
 
     run_virtual(main())
+
+
+def test_strangers_with_large_manifests_keep_nobody_from_the_run_that_is_meant(
+    author: Identity, other_author: Identity
+) -> None:
+    """300 newcomers behind one address, who name it, or only its author, or nothing at all."""
+    real, copy = signed(author), signed(other_author)
+    run_id, ours = manifest.verify(real).run_id, known(real, training=1)
+
+    async def story() -> None:
+        network = MemoryNetwork(random.Random(0))
+        rendezvous, newcomer, old = (network.join(name) for name in ("rendezvous", "newcomer", "of an older version"))
+        service = knows(rendezvous, copy, training=lambda _: 1)
+        for number in range(run_registry.MAX_RUNS - 2):
+            spam = Signed(f"{number:02}".encode() * (manifest.MAX_BYTES // 2), f"author {number}", bytes(64))
+            service._runs[f"{number}", spam.author] = run_registry._Kept(spam, f"peer {number}", f"place {number}")
+        assert service.add(real, "trainer")
+        async with started(rendezvous, newcomer, old):
+            there = newcomer.channel("rendezvous")
+            for _ in range(300):
+                assert await run_registry.ask(there, real) == ours
+                assert await run_registry.ask(there, meant=run_id[:32], author=author.peer_id) == ours
+            assert await run_registry.ask(there, author=author.peer_id) == ours
+            assert await run_registry.ask(there, meant=run_id) == known(copy, real, training=1)
+            assert await run_registry.ask(there, meant="0" * 32) == []
+            reply = await RunsStub(old.channel("rendezvous")).List(pb.RunsRequest())
+            found = [message.author for message in reply.runs]
+            assert found[0] == copy.author and len(found) > 1 and reply.ByteSize() < 250_000
+
+    run_virtual(story())
+
+
+def test_where_a_runs_author_has_not_announced_it_anothers_copy_is_told(
+    author: Identity, other_author: Identity
+) -> None:
+    """The newcomer then says that its author is another one, not that nobody has announced the run."""
+    copy, service = signed(other_author), run_registry.RunRegistry()
+    assert service.add(copy, "thief")
+    reply = run_virtual(service.List(pb.RunsRequest(run=manifest.verify(copy).run_id, author=author.peer_id), None))
+    assert [message.author for message in reply.runs] == [copy.author]
 
 
 def test_a_forged_signature_is_not_kept(author: Identity, other_author: Identity) -> None:
