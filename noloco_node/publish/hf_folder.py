@@ -6,7 +6,8 @@
     README.md                                                 the same for people
 
 Written under a temporary name beside the folder and then renamed, so a folder is complete; what a killed export left
-there, the next one removes. Only an earlier export is replaced, and only one without other files in it.
+there, the next one removes, or puts back where it is the export before. Only an earlier export is replaced, and only
+one without other files in it.
 """
 
 import errno
@@ -52,6 +53,7 @@ def write(folder: Path, trained: Trained, measured: Measured | None, history: Hi
     check(folder)
     folder = folder.resolve()  # a link to it stays one
     with atomic_files.writing(f"an export into {folder}", _ELSEWHERE):
+        _put_back(folder)
         fresh = atomic_files.part_of(folder)  # what a killed one left takes room, too
         _require_room(folder, trained)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -76,13 +78,26 @@ def _fill(into: Path, trained: Trained, measured: Measured | None, history: Hist
 
 
 def _put_in_place(fresh: Path, folder: Path) -> None:
-    if not folder.exists() or not any(folder.iterdir()):
+    earlier = _earlier(folder)
+    if folder.exists() and any(folder.iterdir()):
+        shutil.rmtree(earlier, ignore_errors=True)
+        folder.rename(earlier)
+    try:
         fresh.rename(folder)
-        return
-    earlier = atomic_files.part_of(folder)
-    folder.rename(earlier)
-    fresh.rename(folder)
+    finally:
+        _put_back(folder)
     shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _put_back(folder: Path) -> None:
+    """Where an export ended after it took away the earlier one, and before it was in its place."""
+    if not folder.exists() and _earlier(folder).exists():
+        _earlier(folder).rename(folder)
+
+
+def _earlier(folder: Path) -> Path:
+    """A name that `part_of` leaves alone."""
+    return folder.with_name(f".{folder.name}.earlier.part")
 
 
 def _write_model(into: Path, trained: Trained) -> None:

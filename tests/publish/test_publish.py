@@ -285,6 +285,35 @@ def test_it_removes_what_a_killed_export_to_the_same_place_left(
     assert left == [".model-mine", ".other.0-4194305.part", "model"]
 
 
+def test_what_was_there_outlives_an_export_that_is_killed_as_it_takes_its_place(
+    made: Left, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, killed = tmp_path / "before" / "model", tmp_path / "killed" / "model"
+    shutil.copytree(exported, before)
+    (before / "README.md").write_text("of long ago")
+    rename, seen = Path.rename, list[Path]()
+
+    def renames(path: Path, to: Path) -> Path:
+        seen.append(to)
+        if len(seen) == 2:
+            shutil.copytree(before.parent, killed.parent)  # what a kill at this instant leaves
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", renames)
+    assert main(["export", "--to", str(before), "--home", str(made.home.root)]) == 2
+    assert seen[1] == before and not killed.exists()
+    monkeypatch.undo()
+    with monkeypatch.context() as full:
+        full.setattr("noloco_node.base.atomic_files.free_bytes", lambda _: 0)
+        assert main(["export", "--to", str(killed), "--home", str(made.home.root)]) == 20
+    capsys.readouterr()
+    for folder in (before, killed):
+        assert (folder / "README.md").read_text() == "of long ago"
+        told(capsys, "export", "--to", str(folder), "--home", str(made.home.root))
+        assert "of long ago" not in [card.read_text() for card in folder.parent.glob("*/README.md")]
+
+
 def test_what_a_killed_export_left_does_not_count_as_a_full_disk(
     made: Left, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
