@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from noloco_node.errors import Incompatible, NolocoError, NotAdmitted
+from noloco_node.errors import Incompatible, NolocoError, NotAdmitted, PeerLost
 from noloco_node.host.traffic import Traffic
 from noloco_node.run import amendment, manifest
 from noloco_node.run.amendment import SignedAmendment
@@ -226,8 +226,14 @@ async def announce(
     answer. The caller repeats it, so a failure is only logged."""
 
     async def refused(channel: grpc.aio.Channel) -> bool:
-        answer = await RunsStub(channel).Announce(_encode(signed, amended), timeout=CALL_S)
-        return not (answer.kept or await ask(channel, signed))  # a node that trains keeps its own run alone
+        try:
+            with peer_faults():
+                answer = await RunsStub(channel).Announce(_encode(signed, amended), timeout=CALL_S)
+            return not (answer.kept or await ask(channel, signed))  # a node that trains keeps its own run alone
+        except PeerLost as fault:
+            if fault.reason == grpc.StatusCode.RESOURCE_EXHAUSTED.name.lower():
+                return False  # it is there, and does not say that it does not know the run
+            raise
 
     results = await asyncio.gather(*map(refused, channels), return_exceptions=True)
     for result in results:

@@ -14,6 +14,7 @@ from virtual_clock import run_virtual
 
 from noloco_node.base.identity import Identity
 from noloco_node.errors import Incompatible, NotAdmitted, PeerLost, UsageError
+from noloco_node.host import traffic as run_traffic
 from noloco_node.host.traffic import PLACE_BYTES_S, SAVED_S, Traffic
 from noloco_node.peers import run_registry
 from noloco_node.peers.run_registry import KnownRun
@@ -69,7 +70,9 @@ def test_what_was_announced_reaches_a_joining_node(author: Identity) -> None:
     assert run_virtual(_ask(("trainer", signed(author)), training={"tiny": 3})) == known(signed(author), training=3)
 
 
-def test_a_place_that_has_fetched_too_much_is_refused_for_a_while(author: Identity) -> None:
+def test_a_place_that_has_fetched_too_much_is_refused_for_a_while(
+    author: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         network, traffic = MemoryNetwork(random.Random(0)), Traffic()
         rendezvous, greedy, other = (network.join(name) for name in ("rendezvous", "greedy", "other"))
@@ -81,6 +84,8 @@ def test_a_place_that_has_fetched_too_much_is_refused_for_a_while(author: Identi
             assert traffic.may_answer(2 * int(PLACE_BYTES_S * SAVED_S), "greedy")
             with pytest.raises(PeerLost, match="resource_exhausted"):
                 await run_registry.ask(greedy.channel("rendezvous"))
+            monkeypatch.setattr(run_traffic, "SMALL_BYTES", 0)  # as where its manifest is long
+            assert await run_registry.announce([greedy.channel("rendezvous")], there[0]) == [False], "it is there"
             for after_s, who in ((0.0, other), (SAVED_S, greedy)):
                 await asyncio.sleep(after_s)
                 assert await run_registry.ask(who.channel("rendezvous")) == known(*there)
