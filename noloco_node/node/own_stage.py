@@ -20,6 +20,7 @@ from noloco_node.node import which_stage
 from noloco_node.node.base import Report
 from noloco_node.peers.record import PeerRecord
 from noloco_node.peers.run_rules import RunRules
+from noloco_node.run import signed_file
 from noloco_node.run.manifest import Signed
 from noloco_node.run.schema import Manifest
 from noloco_node.stages.balance import Balance
@@ -161,7 +162,7 @@ class OwnStage:
         Where nobody else holds this stage, they could not train without it."""
         answered, since = self._service.totals.answered, time.monotonic()
         said = False
-        while any(each.stage < self.number and each.state in AT_WORK and each.round < rounds for each in seen()):
+        while self._is_sent_to(seen(), rounds):
             if not said:
                 self._report(
                     "its rounds are done; it stays while the stages before train, as their micro-batches pass here"
@@ -172,6 +173,17 @@ class OwnStage:
             elif time.monotonic() - since > which_stage.IDLE_S:
                 return  # they say that they train, and send nothing
             await asyncio.sleep(which_stage.LOOK_S)
+
+    def ended(self, run: Manifest, others: Collection[PeerRecord]) -> int:
+        """The round that the stages before had come to the end of when this node was there last; 0: they go on. To be
+        asked once, at the start."""
+        if self._config.start_over:
+            signed_file.forget_end(self._folder(run))
+        goes_on = self.at is None or self._is_sent_to(others, run.rounds)
+        return 0 if goes_on else signed_file.read(self._folder(run)).ended
+
+    def _is_sent_to(self, others: Collection[PeerRecord], rounds: int) -> bool:
+        return any(each.stage < self.number and each.state in AT_WORK and each.round < rounds for each in others)
 
     def _may_take(self, run: Manifest, stage: int, can_begin: int | bool) -> bool:
         """`can_begin`: somebody has its state, or nobody needs to; else this home has to. And the data for it."""

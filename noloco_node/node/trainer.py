@@ -313,6 +313,9 @@ class TrainingNode(BaseNode):
         self._stats.rounds_target = min(run.rounds, self._own_end)
         if rules.ended:  # this home may have known it at the start already
             thread.amend(run.rounds, ended=True)
+        elif (end := self._own_stage.ended(run, self._all_seen())) >= run.rounds:
+            self._before_ended = end
+            thread.amend(run.rounds, ended=True)
         self._obey_limits()
         self._handle(lifecycle.Signal.CAUGHT_UP)
         await self._publish_now()
@@ -422,9 +425,12 @@ class TrainingNode(BaseNode):
         if self._schedule:
             await self._schedule.save_now()
         self._handle(lifecycle.Signal.SAVED)
+        rounds = author.rules.run.rounds
+        if self._before_ended >= rounds > self._stats.round:
+            with suppress(NolocoError):  # then it waits for micro-batches when it comes back
+                signed_file.keep_end(self._home.run(author.rules.run.run_id), self._before_ended)
         await self._publish_now()
         await author.tell_others()
-        rounds = author.rules.run.rounds
         if self._stats.round >= rounds:  # else its volunteer or the author ended it
             await self._own_stage.serve_on(self._all_seen, rounds)
         self._ended = max(self._before_ended, own_end)  # not before: the stage behind would end

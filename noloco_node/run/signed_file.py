@@ -2,6 +2,8 @@
 
 It says which run the weights beside it are of, with its author's signature; in an export also how far the training had
 come. It is passed on with the weights, so it is parsed under limits and its signature is checked.
+
+In a home `ended.json` may lie beside it: a stage of a run may end with fewer rounds than the run has.
 """
 
 import json
@@ -15,9 +17,9 @@ from noloco_node.errors import Incompatible, NolocoError, UsageError
 from noloco_node.run import amendment, manifest
 from noloco_node.run.amendment import Amendment
 from noloco_node.run.manifest import Signed
-from noloco_node.run.schema import Manifest
+from noloco_node.run.schema import MAX_ROUNDS, Manifest
 
-NAME = "noloco.json"
+NAME, _ENDED = "noloco.json", "ended.json"
 SCHEMA = 1
 MAX_BYTES = 4 * manifest.MAX_BYTES
 """The manifest with its quotes escaped, its signature, and what an export says of itself."""
@@ -32,10 +34,12 @@ class RunFile:
     trained: dict[str, Any]
     """What an export says of itself. Not signed: anybody may have written it."""
     amendment: Amendment | None = None
+    ended: int = 0
+    """The round that this node saw the stages before its own come to the end of."""
 
     def is_over(self, round: int) -> bool:
         """After this round."""
-        return round >= self.run.rounds or (self.amendment is not None and self.amendment.ended)
+        return max(round, self.ended) >= self.run.rounds or (self.amendment is not None and self.amendment.ended)
 
 
 def keep(folder: Path, signed: Signed) -> None:
@@ -46,6 +50,15 @@ def keep(folder: Path, signed: Signed) -> None:
     with atomic_files.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     atomic_files.write(folder / NAME, text(signed))
+
+
+def keep_end(folder: Path, round: int) -> None:
+    """Raises DiskFull, UsageError."""
+    atomic_files.write(folder / _ENDED, f"{round}\n")
+
+
+def forget_end(folder: Path) -> None:
+    (folder / _ENDED).unlink(missing_ok=True)
 
 
 def text(signed: Signed, trained: dict[str, Any] | None = None) -> str:
@@ -74,7 +87,14 @@ def read(folder: Path) -> RunFile:
     newest = None
     with suppress(Incompatible):  # a node says so (peers/run_rules.py), and who amends it again hears it
         _, newest = amendment.read(folder, run.run_id, signed.author) or (None, None)
-    return RunFile(signed, amendment.apply(run, newest), trained, newest)
+    ended = atomic_files.read_json_or_set_aside(folder / _ENDED, _round, 64, "that this stage had ended is forgotten")
+    return RunFile(signed, amendment.apply(run, newest), trained, newest, ended or 0)
+
+
+def _round(found: object) -> int:
+    if type(found) is not int or not 0 < found <= MAX_ROUNDS:
+        raise ValueError("it is not a round")
+    return found
 
 
 def _checked(found: object) -> tuple[Signed, dict[str, Any]]:

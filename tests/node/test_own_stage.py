@@ -11,12 +11,15 @@ from test_which_stage import holders
 from virtual_clock import run_virtual
 
 from noloco_node.base.addresses import Address
+from noloco_node.base.identity import Identity
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.host.limits import PAUSED
 from noloco_node.node import own_stage, which_stage
 from noloco_node.node.own_stage import OwnStage
 from noloco_node.peers.record import PeerRecord
+from noloco_node.run import manifest, signed_file
+from noloco_node.run.schema import Manifest
 from noloco_node.stages.balance import HOLD_S, TURN_S
 from noloco_node.stages.part import Position
 
@@ -100,3 +103,20 @@ def test_a_node_whose_rounds_are_done_stays_while_those_before_it_send(
 
     stayed: Any = run_virtual(main())
     assert stayed == pytest.approx(stays_s, abs=3) and len(said) == bool(stays_s)
+
+
+def test_a_stage_that_saw_the_end_of_its_run_ends_when_it_comes_back_unless_it_is_sent_something(
+    tmp_path: Path,
+) -> None:
+    """As where the author gave the run more rounds while it was away, or where a lie had ended it."""
+    run, node = Manifest(name="tiny", rounds=10), of_stage(2, tmp_path)
+    folder = Home(tmp_path).run(run.run_id)
+    signed_file.keep(folder, manifest.sign(run, Identity.load_or_create(tmp_path / "author.key")))
+    assert node.ended(run, ()) == 0
+    signed_file.keep_end(folder, 10)
+    assert node.ended(run, ()) == node.ended(run, holders(1, 2, state="finished")) == 10
+    assert node.ended(run, holders(3, state="training")) == 10
+    assert node.ended(run, holders(1, state="training", round=5)) == 0
+    anew = OwnStage(*_given(NodeConfig(home=tmp_path, start_over=True), print))
+    anew.at = node.at
+    assert anew.ended(run, ()) == node.ended(run, ()) == 0, "with the run's first weights it is trained again"

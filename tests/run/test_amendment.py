@@ -123,6 +123,15 @@ def test_it_is_kept_beside_the_manifest_and_counts_with_it(folder: Path) -> None
     assert signed_file.read(folder).is_over(7)
 
 
+def test_a_stage_that_ended_with_fewer_rounds_knows_that_its_run_is_over(folder: Path) -> None:
+    signed_file.keep_end(folder, RUN.rounds)
+    assert signed_file.read(folder).is_over(97)
+    amendment.write(folder, SIGNED)
+    assert not signed_file.read(folder).is_over(97), "its author gave it more"
+    (folder / "ended.json").write_text("[")
+    assert not signed_file.read(folder).is_over(97) and (folder / "ended.json.damaged").exists()
+
+
 @pytest.mark.parametrize("text", ["", "{", "{}", '{"amendment": "{}", "signature": "00"}', '{"amendment": 1}'])
 def test_a_damaged_or_forged_file_is_set_aside(folder: Path, text: str) -> None:
     path = folder / amendment.NAME

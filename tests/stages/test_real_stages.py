@@ -187,7 +187,8 @@ def test_all_end_with_the_run_though_some_had_fewer_micro_batches_than_others(re
     model = {"architecture": "LlamaConfig", "config": LLAMA["config"] | {"num_hidden_layers": 3}}
     stages = {"count": 3, "activations": "fp32"}
     with_stages(real_nodes, rounds=12, inner={"steps": 10, "clip": 1.0}, model=model, stages=stages)
-    second = real_nodes.node("two", "start", str(real_nodes.root / "run.toml"), "--stage", "2")
+    way_in = ("--bootstrap", real_nodes.rendezvous().address())
+    second = real_nodes.node("two", "start", str(real_nodes.root / "run.toml"), "--stage", "2", *way_in)
     words = second.invitation()
     nodes = [
         second,
@@ -198,6 +199,11 @@ def test_all_end_with_the_run_though_some_had_fewer_micro_batches_than_others(re
     for node in (real_nodes.node("one", *words, "--stage", "1"), *nodes):
         assert node.ended(300) == 0, node.log.read_text()[-2000:]
         assert node.printed("(finished) "), "and not that it has left"
+    assert any([*node.home.glob("runs/*/ended.json")] for node in nodes)
+    for node in nodes:  # one asks whether its author has given the run more rounds
+        again = real_nodes.node(node.home.name, "join")
+        assert again.ended(120) == 0, again.log.read_text()[-2000:]
+        assert again.printed("(is over)")
 
 
 def saved(node: Node) -> int:
