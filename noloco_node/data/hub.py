@@ -37,7 +37,7 @@ from noloco_node.data.parts import HELD_OUT
 from noloco_node.data.sources import Awaited
 from noloco_node.data.stream import generator, spread
 from noloco_node.data.tokens import Tokenizer, Tokens, packed
-from noloco_node.errors import Incompatible, NolocoError, UsageError
+from noloco_node.errors import NolocoError, UsageError
 from noloco_node.run.schema import DataSpec
 
 log = logging.getLogger(__name__)
@@ -63,10 +63,7 @@ _FORMATS = ("parquet", "json", "csv", "arrow")
 _NETWORK = ("httpx", "httpcore", "aiohttp", "requests", "urllib3", "fsspec", "huggingface_hub")
 """Errors of these libraries count as temporary too, as every OSError does."""
 
-_OTHER = (
-    "the checkpoint's position is not in the data set {name}: it was changed, or the `datasets` library was. "
-    "Move the run's checkpoints away (`noloco-node paths`): then a peer's state is taken"
-)
+_CHANGED = "%s, or the `datasets` library, has changed since the checkpoint: training goes on at its beginning"
 
 
 @dataclass(frozen=True)
@@ -205,15 +202,15 @@ class Reader:
         """The one that was read last, by its index: opening it again would take requests."""
 
     def blocks(self, mark: Mark, stop: threading.Event) -> Iterator[Block]:
-        """Blocks from `mark` on, for ever. Waits and tries again when the network fails. Raises UsageError,
-        Incompatible."""
+        """Blocks from `mark` on, for ever; of data that has no such place, from its beginning. Waits and tries again
+        when the network fails. Raises UsageError."""
         wait_s, damaged, found = FIRST_WAIT_S, 0, mark != Mark()
+        resumes = found
         while not stop.is_set():
-            begins = True
             try:
                 records, ahead, offset = self._begun(mark)
                 for texts, state in self._groups(records, ahead):
-                    begins = False
+                    resumes = False
                     self._of.awaited.over()
                     if len(tokens := self._encoded(mark, texts)):
                         found = True
@@ -223,9 +220,11 @@ class Reader:
                 mark, found = self._after(replace(mark, offset=offset), found)
             except NolocoError:
                 raise
-            except Exception as error:
-                if begins and mark.state is not None and isinstance(error, KeyError | TypeError | AttributeError):
-                    raise Incompatible(_OTHER.format(name=self._of.name)) from error
+            except Exception as error:  # noqa: BLE001 (of `datasets` and what it reads with, no list is complete)
+                if resumes and isinstance(error, LookupError | TypeError | AttributeError):
+                    log.warning(_CHANGED, self._of.name)
+                    mark, found, resumes = Mark(), False, False
+                    continue
                 damaged += _is_damage(error)
                 if damaged > DAMAGED_TRIES or not _is_temporary(error):  # every node would come to it, again and again
                     wait_s, damaged = FIRST_WAIT_S, 0
@@ -278,8 +277,6 @@ class Reader:
         """Those of the piece at `mark`, from the mark's state on."""
         number, shard = self._at(mark)
         pieces = shard.num_shards
-        if mark.piece >= pieces:
-            raise Incompatible(_OTHER.format(name=self._of.name))
         index = int(generator(f"{self._name}/{mark.epoch}/{number}").permutation(pieces)[mark.piece])
         records = shard.shard(num_shards=pieces, index=index)
         if number == 0 and index < len(self._of.skipped):

@@ -99,6 +99,8 @@ class HubStream:
             block = self._next_block(max(0.0, until - time.monotonic()))
             if block is None:
                 return False
+            if not self._ready and block.mark != self._start:  # that place is not there any more
+                self._taken = 0
             self._ready.append(block)
         return True
 
