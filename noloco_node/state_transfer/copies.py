@@ -30,6 +30,9 @@ KEPT_S = 60.0
 COPIED_BYTES_S = 32e6
 """That one place may cause to be copied, on average, without reading them to the end: who calls and hangs up again and
 again takes 3% of a core."""
+OWED_S = 280.0
+"""At most, also for a state above 9 GB, of which that may then be more: a newcomer asks for TAKE_STATE_S
+(choose_donor.py)."""
 MAX_PLACES = 256
 """Remembered, those that caused a copy last."""
 MAX_COPIES = 2
@@ -168,7 +171,7 @@ class StateCopies:
         round_, numbers = await asyncio.wrap_future(self.owner.live_state())
         loop = asyncio.get_running_loop()
         copy = StateCopy(round_, numbers, loop.time())
-        caused.take(copy.size, loop.time())
+        caused.take(min(copy.size, int(COPIED_BYTES_S * OWED_S)), loop.time())
         self._held.append(copy)
         loop.call_later(KEPT_S, self._tidy)  # who asked for it may be gone
         return copy

@@ -416,6 +416,26 @@ def test_one_place_causes_few_copies_of_a_large_state_and_others_are_served(monk
     play(story())
 
 
+def test_who_broke_off_a_very_large_state_may_begin_again_while_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a machine that ran out of memory, and is back in minutes: a node that joins asks for TAKE_STATE_S."""
+
+    async def story() -> None:
+        network, owner = DonorNetwork(), Owner(DATA)
+        await network.donor("donor", owner)
+        channel = (await network.joining_node("n")).channel("donor")
+        with pytest.raises(HangsUp):
+            await fetch(channel, TERMS, Download(NUMBERS), Watcher(TOTAL // 2, hang_up))
+        await asyncio.sleep(copies.KEPT_S + 1)
+        with pytest.raises(PeerRefused, match="busy"):
+            await fetch(channel, TERMS, Download(NUMBERS), Watcher())
+        await asyncio.sleep(choose_donor.TAKE_STATE_S - copies.KEPT_S)
+        assert (await fetch(channel, TERMS, Download(NUMBERS), Watcher())).round == owner.round
+        await network.close()
+
+    monkeypatch.setattr(copies, "COPIED_BYTES_S", TOTAL / 1750)  # as of 7 B parameters
+    play(story())
+
+
 def test_a_place_that_has_caused_too_many_gets_what_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         network, owner = DonorNetwork(), Owner(DATA)
