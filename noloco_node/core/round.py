@@ -120,6 +120,8 @@ OWN_FAULTS = ("nonfinite", "no_memory")
 """With these this node broke a swap off itself, which is not the partner's doing."""
 CALLER_GONE = "caller_gone"
 """The caller hung up before it knew that it was accepted: it had met another peer."""
+TAKEN_BACK = "taken_back"
+"""The partner was found to lie before the swap's end, and is in quarantine: what else it sends would be taken back."""
 STALLED = "stalled"
 """As rounds/swap.py says of a partner that makes no progress."""
 
@@ -269,10 +271,17 @@ class Round:
                 return self._at_swap_end(event, now)
             case Misbehaved(peer, reason):
                 self.partners.ledger.misbehaved(peer, reason, now, self._phase_s)
-            case Judged(peer, verdict):
+            case Judged(peer, verdict, exchange):
                 self.partners.ledger.judged(peer, verdict, now, self._phase_s)
                 if verdict.harmful:
                     self.partners.charge(peer, self.partners.place(peer), TAKEN_BACK_PHASES)
+                    if (
+                        self._swap
+                        and self._swap.exchange == exchange
+                        and self.partners.standing(peer, now).quarantined_s
+                    ):
+                        self._swap.given_up = TAKEN_BACK
+                        return [HangUp(exchange)]
             case Stopping():
                 return self._close_for(LEAVING, now)
             case Pausing(reason):
@@ -357,8 +366,9 @@ class Round:
             self.partners.charge(swap.peer, swap.place, max(1.0, held_s / self._phase_s))
             return self._at_whole_swap(offer, swap.peer, held_s, event, now)
         held_phases = held_s / self._phase_s
-        if ours := not event.faulty and event.reason in OWN_FAULTS:
-            self.partners.charge(swap.peer, swap.place, held_phases)
+        taken_back = swap.given_up == TAKEN_BACK
+        if ours := not event.faulty and (taken_back or event.reason in OWN_FAULTS):
+            self.partners.charge(swap.peer, swap.place, max(float(taken_back), held_phases))
         else:  # one that brought nothing costs its place a whole round, however short it was: new identities are free
             least = 0.0 if event.applied and not event.faulty else 1.0
             self.partners.charge(swap.peer, swap.place, max(least, BROKEN_FACTOR * held_phases))
@@ -419,7 +429,7 @@ class Round:
     def _gives_up(self, offer: _Offer, event: Boundary, now: float) -> bool:
         """Whether the swap under way is too old, or would not end in time at its pace while others wait."""
         swap = self._swap
-        if swap is None:
+        if swap is None or swap.given_up:
             return False
         swap.lag += 1
         swap.progress.append(0.0 if event.progress is None else event.progress)

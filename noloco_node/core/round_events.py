@@ -117,6 +117,8 @@ class Judged:
 
     peer: str
     verdict: Verdict
+    exchange: bytes
+    """It may still be under way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ class RoundService:
         round, partner = self._partners[exchange]
         if verdict.harmful:
             self._observe(TakenBack(round, partner, loss_with, loss_without))
-        self._handle(round_events.Judged(partner, verdict))
+        self._handle(round_events.Judged(partner, verdict, exchange))
 
     def misbehaved(self, peer: str, reason: str) -> None:
         """It did something else than a swap that the protocol does not allow."""

@@ -529,7 +529,7 @@ def test_harm_is_charged_to_the_place_of_the_caller_though_it_never_was_a_candid
     m.handle(Boundary(1, 10.0), 10.0)
     m.handle(Called(LOW, "stranger", 10.0, "its host"), 10.1)
     m.handle(SwapEnded(LOW, "silent"), 10.2)
-    m.handle(Judged("stranger", Verdict(0.5, True, True)), 10.3)
+    m.handle(Judged("stranger", Verdict(0.5, True, True), LOW), 10.3)
     assert m.partners.shares._of_places.keys() == {"its host"} and m.partners.shares._of_places["its host"] > 2
 
 
@@ -1021,6 +1021,29 @@ def test_a_swap_that_does_not_get_on_is_given_up_after_two_boundaries_while_othe
         assert m._swap is not None and m._swap.given_up == reason
 
 
+def test_a_swap_whose_partner_lies_ends_when_it_is_found_and_counts_as_one_found_at_its_end() -> None:
+    lie, m = Verdict(0.5, True, True), held("c")
+    assert m.handle(Judged("b", lie, LOW), 12.0) == [], "of an earlier swap with it"
+    m = held("c")
+    assert m.handle(Judged("b", Verdict(0.1, True), MIDDLE), 12.0) == [], "an honest one may have trained apart"
+    m, whole = held("c"), held("c")
+    assert m.handle(Judged("b", lie, MIDDLE), 12.0) == [HangUp(MIDDLE)]
+    assert only(m.handle(SwapEnded(MIDDLE, "hung_up", applied=1), 12.0), Call).peer == "c"
+    assert m._offer is not None and m._offer.failed_with == "b"
+    whole.handle(SwapEnded(MIDDLE, None), 12.0)
+    whole.handle(Judged("b", lie, MIDDLE), 12.0)
+    found, at_its_end = (each.partners.standing("b", 12.0) for each in (m, whole))
+    assert (found.failed, found.quarantined_s) == (0, at_its_end.quarantined_s)
+    assert m.partners.shares._of_places == whole.partners.shares._of_places
+    assert not m.partners.ledger.broke_lately("b", 12.0)
+    m = held("c")
+    m.handle(Boundary(2, 10.0, "swapping", 0.0), 20.0)
+    m.handle(Judged("b", lie, MIDDLE), 30.0)
+    m.handle(Boundary(3, 10.0, "swapping", 0.0), 30.0)  # it comes before the connection has ended
+    m.handle(SwapEnded(MIDDLE, "hung_up", applied=1), 30.0)
+    assert m.partners.standing("b", 30.0).failed == 0, "nor as a swap that got on too slowly"
+
+
 @pytest.mark.parametrize("silent", [False, True])
 def test_who_refuses_again_and_again_waits_too_and_who_is_silent_does_not(silent: bool) -> None:
     m = held("c")
@@ -1080,7 +1103,7 @@ def test_a_round_without_a_call_says_why() -> None:
     m = machine("b")
     call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
     m.handle(Refused(call.exchange, "busy"), 10.0)
-    m.handle(Judged("b", Verdict(0.5, True, True)), 10.0)
+    m.handle(Judged("b", Verdict(0.5, True, True), LOW), 10.0)
     m.handle(Boundary(2, 10.0), 20.0)
     assert m.handle(Boundary(3, 10.0), 30.0) == [EndRound(2, ALL_QUARANTINED)]
     m = machine("b")

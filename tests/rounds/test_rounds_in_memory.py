@@ -339,6 +339,33 @@ def test_an_exchange_id_of_an_earlier_swap_is_refused_from_anybody() -> None:
     run_virtual(main())
 
 
+def test_the_connection_of_a_partner_that_is_found_to_lie_ends_before_its_swap_does() -> None:
+    async def main() -> None:
+        swarm = await _offering()
+        node, exchange = swarm.nodes[0], swarm.nodes[0].exchange
+        caller = swarm.network.join("caller")
+        await caller.start()
+
+        async def say() -> Any:
+            yield wire.encode(OFFER)
+            await asyncio.sleep(60)
+
+        call = ExchangeStub(caller.channel("n000")).Swap(say())
+        assert isinstance(wire.decode(await anext(aiter(call))), wire.Accept)
+        assert exchange.partner == "caller"
+        exchange.judged(OFFER.exchange_id, Verdict(0.5, True, True), 2.0, 1.0)
+        await asyncio.sleep(0.1)
+        assert exchange.partner is None
+        standing = exchange.standing("caller")
+        assert (standing.taken_back, standing.failed, standing.why) == (1, 0, "taken_back")
+        exchange.boundary(2, 10.0, None, "nonfinite")
+        assert node.solo == {"taken_back": 1, "nonfinite": 1}
+        await caller.close()
+        await swarm.close()
+
+    run_virtual(main())
+
+
 def test_a_caller_that_reads_nothing_after_its_swap_does_not_keep_its_call() -> None:
     async def main() -> None:
         swarm = VirtualSwarm([10.0])
