@@ -43,7 +43,7 @@ Train = Callable[[NodeConfig, "Signed | None", Callable[[NodeConfig], Awaitable[
 
 def _train(settings: NodeConfig, signed: "Signed | None", again: Callable[[NodeConfig], Awaitable[NodeConfig]]) -> int:
     seen = partial(_answering, Home(settings.home))
-    return _run(lambda main: main.train(settings, signed, report, again, seen))
+    return _run(lambda main: main.train(settings, signed, report, again, seen), trains=True)
 
 
 def start(args: argparse.Namespace, train: Train = _train) -> int:
@@ -186,7 +186,7 @@ def _seen(home: Home) -> tuple[Address, ...]:
 def bootstrap(args: argparse.Namespace) -> int:
     settings = _settings(args)
     with _prepared(settings) as (_, settings):
-        return _run(lambda main: main.rendezvous(settings, report))
+        return _run(lambda main: main.rendezvous(settings, report), trains=False)
 
 
 def _settings(args: argparse.Namespace) -> NodeConfig:
@@ -231,13 +231,16 @@ async def _answering(home: Home) -> tuple[Address, ...]:
     return tuple(address for address, failure in zip(tried, found, strict=True) if failure is None)
 
 
-def _run(node: Callable[[ModuleType], Coroutine[Any, Any, int]]) -> int:
-    """`node` makes one, of node/main.py: that imports torch, so the checks before it come first."""
+def _run(node: Callable[[ModuleType], Coroutine[Any, Any, int]], *, trains: bool) -> int:
+    """`node` makes one, of node/main.py. One that trains imports torch, so the checks before it come first, and the
+    event loop after it: a signal ends a long import at once."""
     import uvloop
 
     with large_import():
         from noloco_node.node import main
 
+        if trains:
+            from noloco_node.node import trainer  # noqa: F401
         gc.freeze()  # of all this nothing becomes garbage; there is no node yet, whose model may
     code: int = uvloop.run(node(main))
     return code

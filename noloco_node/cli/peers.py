@@ -256,7 +256,7 @@ def _as_ms(seconds: float | None) -> float | None:
 # ---- for both ----
 @asynccontextmanager
 async def _visiting(bootstrap: Sequence[Address]) -> AsyncIterator["Visitor"]:
-    """Checks the addresses first, because the visitor takes seconds to import."""
+    """Checks the addresses first, because the visitor takes a while to import."""
     from noloco_node.transport.probe import reach
 
     await reach(bootstrap)

@@ -17,7 +17,6 @@ from noloco_node.errors import EXIT_INTERRUPTED, NolocoError, SwarmUnreachable
 from noloco_node.host.config import NodeConfig
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.node.rendezvous import RendezvousNode
-from noloco_node.node.trainer import TrainingNode
 from noloco_node.run.manifest import Signed, verify
 
 ASK_EVERY_S, ASK_FOR_S = 30.0, 600.0
@@ -35,6 +34,8 @@ async def train(
     `again`: the settings for another start, with the last port and bootstrap nodes that answer. `seen`: addresses
     of earlier peers that answer, for where the bootstrap nodes let nobody in. Returns the exit code, as `rendezvous`
     does; both raise NolocoError for what a user should read."""
+    from noloco_node.node.trainer import TrainingNode  # with torch, which a rendezvous has no use for
+
     node, failed = TrainingNode(config, report, signed), ""
     with _told_to_leave(lambda: node, report) as told:
         try:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import grpc
@@ -450,18 +451,33 @@ class _Parts(NamedTuple):
 
 
 def _import_hivemind() -> Hivemind:
-    """It takes seconds and brings torch. It renames a log level and adds a coloured handler: both are undone.
+    """Without torch, which a rendezvous and who only looks have no use for: 1 s of CPU and 150 MB. It renames a log
+    level and adds a coloured handler: both are undone.
 
     Before anything is started, since it blocks the event loop, and so the signals that the loop handles. Not in a
-    thread: warning filters belong to the process, and a second thread that imports torch meanwhile could find it half
+    thread: warning filters belong to the process, and a second thread that imports a part meanwhile could find it half
     initialised.
     """
-    with warnings.catch_warnings(), _parts_of("hivemind"):
+    with (
+        warnings.catch_warnings(),
+        _parts_of("hivemind"),
+        _parts_of("hivemind.utils") as utils,
+        _parts_of("hivemind.dht"),
+    ):
         warnings.simplefilter("ignore")
+        from hivemind.utils.logging import get_logger, use_hivemind_log_handler
+        from hivemind.utils.serializer import MSGPackSerializer, SerializerBase
+        from hivemind.utils.timed_storage import get_dht_time
+
+        vars(utils).update(  # which the modules below take from there
+            get_logger=get_logger,
+            get_dht_time=get_dht_time,
+            MSGPackSerializer=MSGPackSerializer,
+            SerializerBase=SerializerBase,
+        )
         from hivemind.dht.node import DHTNode  # noqa: F401 - brings all that peers/ imports
         from hivemind.p2p import P2P
         from hivemind.proto import p2pd_pb2
-        from hivemind.utils.logging import use_hivemind_log_handler
         from hivemind.utils.multiaddr import Multiaddr
     use_hivemind_log_handler("nowhere")
     logging.addLevelName(logging.WARNING, "WARNING")
@@ -469,17 +485,17 @@ def _import_hivemind() -> Hivemind:
 
 
 @contextmanager
-def _parts_of(package: str) -> Iterator[None]:
+def _parts_of(package: str) -> Iterator[ModuleType]:
     """Importing a part of it runs not what the package itself does, unless that is done: hivemind's imports its
-    optimizers and with them scipy, 0.3 s and 46 MB."""
+    optimizers and with them scipy, 0.3 s and 46 MB; that of its utilities imports torch."""
     if package in sys.modules:
-        yield
+        yield sys.modules[package]
         return
     spec = importlib.util.find_spec(package)
     assert spec
     sys.modules[package] = importlib.util.module_from_spec(spec)
     try:
-        yield
+        yield sys.modules[package]
     finally:
         del sys.modules[package]  # who imports the package later gets it whole
 

@@ -15,7 +15,7 @@ from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.host.config import NodeConfig
-from noloco_node.node import main
+from noloco_node.node import main, trainer
 from noloco_node.node.own_stage import Move
 from noloco_node.run import manifest
 from noloco_node.run.manifest import Signed
@@ -96,7 +96,7 @@ async def trained(
     async def earlier() -> tuple[Address, ...]:
         return seen
 
-    monkeypatch.setattr(main, "TrainingNode", sessions)
+    monkeypatch.setattr(trainer, "TrainingNode", sessions)
     assert await main.train(CONFIG, None, said.append, again, earlier) == 0
     assert not sessions.runs
     return said

@@ -48,7 +48,7 @@ def own_id(identity):
 
 
 def packed(identity, now=None):
-    from hivemind.utils import MSGPackSerializer
+    from hivemind.utils.serializer import MSGPackSerializer
 
     return MSGPackSerializer.dumps(record(identity, now=now or time.time()))
 
@@ -56,7 +56,7 @@ def packed(identity, now=None):
 def written(*entries):
     """As hivemind writes a bucket."""
     from hivemind.dht.storage import DictionaryDHTValue
-    from hivemind.utils import MSGPackSerializer
+    from hivemind.utils.serializer import MSGPackSerializer
 
     bucket = DictionaryDHTValue()
     for entry in entries:
@@ -65,7 +65,7 @@ def written(*entries):
 
 
 def loads(raw):
-    from hivemind.utils import MSGPackSerializer
+    from hivemind.utils.serializer import MSGPackSerializer
 
     return MSGPackSerializer.loads(raw)
 

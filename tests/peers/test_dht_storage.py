@@ -1,6 +1,7 @@
 """What a node stores of others' records: only so many, for only so long, and never in place of another's."""
 
 import math
+import sys
 import time
 import tracemalloc
 from collections import Counter
@@ -63,13 +64,10 @@ def test_a_signer_may_store_only_a_few(share, identity):
 
 def test_who_did_not_answer_is_asked_again_soon_though_the_wall_clock_was_set_back(hivemind, monkeypatch):
     """hivemind's own blacklist waits until that clock is there again."""
-    from hivemind.dht import node
-    from hivemind.utils import timed_storage
-
     wall, passed = 1_800_000_000.0, 0.0
-    for module in (node, timed_storage):
-        monkeypatch.setattr(module, "get_dht_time", lambda: wall)
-    theirs, ours = node.Blacklist(5.0, 1.0), SilentPeers(5.0, lambda: passed)
+    for module in ("dht.node", "utils.timed_storage"):
+        monkeypatch.setattr(sys.modules[f"hivemind.{module}"], "get_dht_time", lambda: wall)
+    theirs, ours = sys.modules["hivemind.dht.node"].Blacklist(5.0, 1.0), SilentPeers(5.0, lambda: passed)
     for each in (theirs, ours):
         each.register_failure("peer")
         assert "peer" in each and "other" not in each

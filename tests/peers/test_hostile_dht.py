@@ -126,7 +126,7 @@ async def longest_stall():
 
 def answers(kind, identity):
     from hivemind.proto import dht_pb2
-    from hivemind.utils import MSGPackSerializer
+    from hivemind.utils.serializer import MSGPackSerializer
 
     run_id = OTHER_RUN if kind == "records of another run" else RUN
     mine = MSGPackSerializer.dumps(record(identity, run_id=run_id, now=time.time()))
@@ -180,7 +180,7 @@ async def test_a_hostile_answer_ends_no_look_up(swarm, kind):
 async def test_a_hostile_store_is_refused_and_costs_nothing(swarm):
     from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
     from hivemind.proto import dht_pb2
-    from hivemind.utils import MSGPackSerializer
+    from hivemind.utils.serializer import MSGPackSerializer
 
     fake = Identity(Ed25519PrivateKey.generate(), swarm.folder / "nowhere")
     signed = MSGPackSerializer.dumps(record(fake, now=time.time()))

@@ -74,7 +74,7 @@ def _listed(addresses: Sequence[Address]) -> str:
 
 
 def executable() -> Path:
-    """p2pd's path, found without importing hivemind, which would import torch."""
+    """p2pd's path, found without importing hivemind."""
     found = importlib.util.find_spec("hivemind")
     if found is None or not found.submodule_search_locations:
         raise NolocoError(f"hivemind is not installed: {pip_install('hivemind')}")

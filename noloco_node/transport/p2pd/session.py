@@ -32,7 +32,7 @@ MOST_BYTES = 1 << 30
 
 
 class Hivemind(NamedTuple):
-    """The parts of it that are used, handed in: importing it takes seconds and brings torch."""
+    """The parts of it that are used, handed in: importing it takes a while."""
 
     p2p: Any
     multiaddr: Any
