@@ -1,7 +1,9 @@
 """The garbage collector rests during a large import and works afterwards, without what was imported."""
 
 import gc
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
@@ -29,14 +31,19 @@ def test_where_it_did_not_work_it_does_not_afterwards() -> None:
     assert not gc.isenabled()
 
 
+@pytest.mark.parametrize("imported", [True, False])
 @pytest.mark.parametrize("is_a_nodes", [True, False])
-def test_only_a_process_that_has_frozen_is_frozen_again(is_a_nodes: bool) -> None:
-    """A loop's process is its user's, who may have objects that become garbage."""
+def test_only_a_process_that_has_frozen_is_frozen_again(
+    is_a_nodes: bool, imported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop's process is its user's, who may have objects that become garbage. And only what was imported stays."""
     gc.unfreeze()
     if is_a_nodes:
         gc.freeze()
     before = gc.get_freeze_count()
     with large_import():
         kept = [[] for _ in range(1000)]
-    assert (gc.get_freeze_count() >= before + len(kept)) == is_a_nodes
+        if imported:
+            monkeypatch.setitem(sys.modules, "another", ModuleType("another"))
+    assert (gc.get_freeze_count() >= before + len(kept)) == (is_a_nodes and imported)
     assert (gc.get_freeze_count() == 0) != is_a_nodes
