@@ -33,6 +33,8 @@ LLAMA = {
     "config": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4},
 }
 """Five fragments, 8.4 MB in bf16."""
+QUICK = {"codec": "fp32"}
+"""[outer] of a run whose nodes do not import numba for the codec's kernels: half a second of CPU for each start."""
 T = TypeVar("T")
 _looking = threading.Lock()
 """stdout is one for all threads of a test, and gRPC's asyncio wants one event loop at a time."""
@@ -132,7 +134,7 @@ class Node:
         return self.process.wait(within_s * PATIENCE)
 
     def leave(self) -> None:
-        self.command("leave")
+        self.tell("leave")
         assert self.ended() == 0, self.log.read_text()[-2000:]
 
     def kill(self) -> None:

@@ -1,4 +1,4 @@
-"""A transformers Trainer as a node, alone."""
+"""A transformers Trainer as a node, alone, and a model with adapters of peft."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +8,9 @@ import pytest
 import torch
 from pretended_device import pretended_gpu
 from torch import nn
+
+from noloco_node.loop.task import Trained
+from noloco_node.training import model
 
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
 
@@ -48,6 +51,18 @@ def test_a_trainer_trains_a_run_to_its_end(tmp_path: Path, monkeypatch: pytest.M
     assert done.global_step == 15, "three rounds of five steps"
     assert callback.swarm is None
     assert list((tmp_path / "home").glob("runs/*/checkpoints/*"))
+
+
+def test_of_a_model_with_adapters_they_alone_are_averaged() -> None:
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(nn.Sequential(nn.Linear(8, 6)), peft.LoraConfig(r=4, target_modules=["0"]))
+    trained = Trained(adapted)
+    assert sum(weights.numel() for weights in trained.parameters()) == 4 * (8 + 6)
+    flat = model.flatten(trained)
+    frozen, before = adapted.base_model.model[0].base_layer.weight.clone(), adapted(torch.ones(1, 8))
+    flat += 0.1
+    assert torch.equal(adapted.base_model.model[0].base_layer.weight, frozen)
+    assert not torch.allclose(adapted(torch.ones(1, 8)), before), "they lie where they are averaged"
 
 
 class FakeSwarm:
