@@ -16,6 +16,8 @@ weights = "mine"
 steps = 5
 batch_tokens = 256
 learning_rate = 1e-6
+[outer]
+codec = "fp32"
 """
 
 

@@ -1,7 +1,7 @@
 """A run whose task the volunteers have installed: trained by a real node, refused by one that lacks it."""
 
 import pytest
-from real_nodes import ROOT, RealNodes, until
+from real_nodes import QUICK, ROOT, RealNodes, until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def run(real_nodes: RealNodes) -> str:
     model = {"task": "paced", "options": {"step_s": 0.06, "bad": [60, 70]}}
-    return str(real_nodes.tables(rounds=1000, model=model, inner={"steps": 2, "batch_tokens": 8}))
+    return str(real_nodes.tables(rounds=1000, model=model, inner={"steps": 2, "batch_tokens": 8}, outer=QUICK))
 
 
 def test_a_node_trains_an_installed_task(real_nodes: RealNodes, run: str) -> None:

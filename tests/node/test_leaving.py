@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 from patience import PATIENCE
-from real_nodes import RealNodes, until
+from real_nodes import QUICK, RealNodes, until
 
 from noloco_node.node.main import _signals
 from noloco_node.node.trainer import LEAVE_S
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def test_who_leaves_in_a_long_step_saves_at_its_end(real_nodes: RealNodes) -> None:
-    node = real_nodes.node("slow", "start", str(real_nodes.paced(step_s=14.0, steps=100)))
+    node = real_nodes.node("slow", "start", str(real_nodes.paced(step_s=14.0, steps=100, outer=QUICK)))
     until(lambda: node.ask("status").get("eval_loss"), "the evaluation before the first step")
     node.leave()
     (saved,) = node.home.glob("runs/*/checkpoints/*")
@@ -43,7 +43,7 @@ def test_a_terminal_that_is_closed_costs_no_work(real_nodes: RealNodes) -> None:
     """It hangs up twice: the shell for its jobs, and the system."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would hand it on as ignored
     try:
-        node = real_nodes.node("closed", "start", str(real_nodes.paced(seconds=1.0)))
+        node = real_nodes.node("closed", "start", str(real_nodes.paced(seconds=1.0, outer=QUICK)))
     finally:
         signal.signal(signal.SIGHUP, before)
     until(lambda: node.round() >= 2, "rounds of its own")
@@ -67,7 +67,7 @@ async def test_a_hang_up_as_the_process_ends_does_not_kill_it() -> None:
 
 
 def test_a_network_that_hangs_holds_nobody(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:
-    node = real_nodes.node("quick", "start", str(real_nodes.paced(seconds=1.0)))
+    node = real_nodes.node("quick", "start", str(real_nodes.paced(seconds=1.0, outer=QUICK)))
     until(lambda: node.round() >= 2, "rounds of its own")
     (daemon,) = [p for p in psutil.Process(node.process.pid).children(recursive=True) if p.name() == "p2pd"]
     os.kill(daemon.pid, signal.SIGSTOP)

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 from ports import quiet_port
-from real_nodes import Node, RealNodes, until
+from real_nodes import QUICK, Node, RealNodes, until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -24,7 +25,7 @@ def over(real_nodes: RealNodes, rendezvous: Node) -> Node:
 
 def short_run(real_nodes: RealNodes, name: str = "test") -> Path:
     model = {"task": "paced", "options": {"step_s": 0.02, "outputs": 8}}
-    path = real_nodes.tables(rounds=2, model=model, inner={"batch_tokens": 8, "steps": 5})
+    path = real_nodes.tables(rounds=2, model=model, inner={"batch_tokens": 8, "steps": 5}, outer=QUICK)
     path.write_text(path.read_text().replace('"test"', f'"{name}"'))
     return path
 
@@ -61,26 +62,9 @@ def test_of_several_runs_that_nobody_is_in_one_must_be_named(
     assert undecided.printed(r"(several runs are known there, name one: \S+ \(--run [0-9a-f]{64}\), \S+ \(--run)")
 
 
-def test_who_can_use_none_of_its_checkpoints_does_not_begin_again_unasked(real_nodes: RealNodes) -> None:
-    """What it trained from the beginning would take their places."""
-    author = real_nodes.node("keeper", "start", str(real_nodes.paced(step_s=0.02, steps=10)))
-    until(author.round, "a round")
-    author.leave()
-    kept = sorted(author.home.glob("runs/*/checkpoints/*"))
-    about = {path / "state.json": (path / "state.json").read_text() for path in kept}
-    for code, there, says in (
-        (12, '{"schema": 99}', "(was written by a newer version of noloco-node: update this one)"),
-        (10, "{", "(none of this node's checkpoints can be used, .* with --start-over)"),
-    ):
-        for path in about:
-            path.write_text(there)
-        author = real_nodes.node("keeper", "join")
-        assert author.ended(90) == code, author.log.read_text()[-2000:]
-        assert author.printed(says), author.log.read_text()[-2000:]
-        assert sorted(author.home.glob("runs/*/checkpoints/*")) == kept
-    author = real_nodes.node("keeper", "join", "--start-over")
-    until(author.round, "a round from the first weights")
-    author.leave()
+def test_a_rendezvous_does_without_torch(rendezvous: Node) -> None:
+    """One that has seen all this. It would take 1 s of CPU more to start, and 190 MB."""
+    assert not any("libtorch" in mapped.path for mapped in psutil.Process(rendezvous.process.pid).memory_maps())
 
 
 @pytest.mark.slow
@@ -105,7 +89,7 @@ def test_a_run_whose_only_node_still_reads_its_data_has_somebody(real_nodes: Rea
 
 def test_coming_back_is_one_word(real_nodes: RealNodes) -> None:
     """After their nodes were all off, author and volunteer come back by `join` alone."""
-    run = real_nodes.paced(step_s=0.05, steps=10, learning_rate=0.0002)
+    run = real_nodes.paced(step_s=0.05, steps=10, learning_rate=0.0002, outer=QUICK)
     author = real_nodes.node("one", "start", str(run), "--max-upload", "50MB", port=quiet_port())
     words = ("--max-download", "40MB", "--web", "127.0.0.1:0")
     volunteer = real_nodes.node("two", *author.invitation(), *words)
@@ -129,3 +113,24 @@ def test_coming_back_is_one_word(real_nodes: RealNodes) -> None:
     assert row["running"] and row["rounds"] == 100_000
     refused = volunteer.run("runs", "--remove", row["run_id"])
     assert refused.returncode == 4 and "leave" in refused.stderr
+    for node in (volunteer, author):
+        node.leave()
+
+
+def test_who_can_use_none_of_its_checkpoints_does_not_begin_again_unasked(real_nodes: RealNodes) -> None:
+    """What it trained from the beginning would take their places. The author of the test above, which has left."""
+    kept = sorted(real_nodes.root.glob("one/runs/*/checkpoints/*"))
+    about = {path / "state.json": (path / "state.json").read_text() for path in kept}
+    for code, there, says in (
+        (12, '{"schema": 99}', "(was written by a newer version of noloco-node: update this one)"),
+        (10, "{", "(none of this node's checkpoints can be used, .* with --start-over)"),
+    ):
+        for path in about:
+            path.write_text(there)
+        author = real_nodes.node("one", "join")
+        assert author.ended(90) == code, author.log.read_text()[-2000:]
+        assert author.printed(says), author.log.read_text()[-2000:]
+        assert sorted(author.home.glob("runs/*/checkpoints/*")) == kept
+    author = real_nodes.node("one", "join", "--start-over")
+    until(author.round, "a round from the first weights")
+    author.leave()

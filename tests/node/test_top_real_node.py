@@ -4,7 +4,7 @@ import re
 
 import pytest
 from pretend_terminal import PretendTerminal
-from real_nodes import RealNodes, until
+from real_nodes import QUICK, RealNodes, until
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -15,7 +15,7 @@ PANELS = {
 
 
 def test_a_real_node_seen_and_steered(real_nodes: RealNodes) -> None:
-    author = real_nodes.node("author", "start", str(real_nodes.paced(seconds=1.0, learning_rate=0.0002)))
+    author = real_nodes.node("author", "start", str(real_nodes.paced(seconds=1.0, learning_rate=0.0002, outer=QUICK)))
     other = real_nodes.node("other", "join", "--bootstrap", author.address())
     until(lambda: author.printed(r"(round \d+ with)"), "a round together")
     name, partner = (node.ask("status")["name"] for node in (author, other))

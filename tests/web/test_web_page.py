@@ -17,7 +17,7 @@ import pytest
 from browser import CHROMIUM, Tab
 from canned_node import BARE, CannedNode, busy
 from ports import quiet_port
-from real_nodes import Node, RealNodes, until
+from real_nodes import QUICK, Node, RealNodes, until
 from served_page import served
 
 from noloco_node.views.history import HistoryView, Piece, Said
@@ -124,7 +124,7 @@ def look(tab: Tab, shots: Path | None = None) -> None:
 
 def test_real_nodes_from_alone_to_killed(tab: Tab, real_nodes: RealNodes, tmp_path: Path) -> None:
     # the default rate comes down to noise within seconds: then a swap that a busy machine delays raises the loss
-    run = real_nodes.paced(seconds=1.0, learning_rate=1e-4)
+    run = real_nodes.paced(seconds=1.0, learning_rate=1e-4, outer=QUICK)
     first = real_nodes.node("first", "start", str(run), "--web", "127.0.0.1:0")
     page = page_of(first)
     tab.go(page)
@@ -175,7 +175,7 @@ def test_real_nodes_from_alone_to_killed(tab: Tab, real_nodes: RealNodes, tmp_pa
 
 
 def test_a_real_node_to_the_end_of_its_run_with_what_its_model_writes(tab: Tab, real_nodes: RealNodes) -> None:
-    run = real_nodes.manifest(steps=4, rounds=4)
+    run = real_nodes.manifest(steps=4, rounds=4, codec='"fp32"')
     with run.open("a") as more:
         more.write('\n[sample]\nprompt = "def main("\nevery = 2\ntokens = 24\n')
     node = real_nodes.node("alone", "start", str(run), "--web", "127.0.0.1:0")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_nodes import Node, RealNodes, until
+from real_nodes import QUICK, Node, RealNodes, until
 
 from noloco_node.errors import DiskFull
 
@@ -40,7 +40,7 @@ def mounted(*words: str) -> bool:
 
 @pytest.fixture(scope="module")
 def node(real_nodes: RealNodes, disk: Path) -> Node:
-    return real_nodes.node("lone", "start", str(real_nodes.paced(outputs=1600, steps=1)))
+    return real_nodes.node("lone", "start", str(real_nodes.paced(outputs=1600, steps=1, outer=QUICK)))
 
 
 @pytest.fixture(scope="module")
