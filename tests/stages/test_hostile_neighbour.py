@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 160
 LOSS = 1.05
 """Times an unattacked run's."""
+LEARNABLE = 1.08
+"""... where a caller's targets can be learned. Twelve runs lost 3.0 to 5.2%, seven on a busy machine 3.4 to 6.7%."""
 ATTACKS = {
     "turned gradients": ("1a", "negated"),
     "turned gradients, 2 in 5": ("1a", "negated:0.4"),
@@ -47,7 +49,7 @@ def test_honest_replicas_learn_beside_one_that_is_hostile(name: str, figure: Cal
     calm, attacked = unattacked(), trained({who: attack}, STEPS)
     loss, best = attacked.loss(), calm.loss()
     figure(f"{name}: held-out loss {loss:.4f}, {loss / best - 1:+.1%} (unattacked {best:.4f})")
-    assert loss <= LOSS * best
+    assert loss <= (LEARNABLE if "by a rule" in name else LOSS) * best
     honest = {member.name for member in attacked.members if not member.hostile}
     assert not honest & {peer for member in attacked.members if not member.hostile for peer, _ in member.blamed}
 
