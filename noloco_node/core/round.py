@@ -275,11 +275,7 @@ class Round:
                 self.partners.ledger.judged(peer, verdict, now, self._phase_s)
                 if verdict.harmful:
                     self.partners.charge(peer, self.partners.place(peer), TAKEN_BACK_PHASES)
-                    if (
-                        self._swap
-                        and self._swap.exchange == exchange
-                        and self.partners.standing(peer, now).quarantined_s
-                    ):
+                    if verdict.a_lie and self._swap and self._swap.exchange == exchange:
                         self._swap.given_up = TAKEN_BACK
                         return [HangUp(exchange)]
             case Stopping():

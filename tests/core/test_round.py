@@ -1025,7 +1025,8 @@ def test_a_swap_whose_partner_lies_ends_when_it_is_found_and_counts_as_one_found
     lie, m = Verdict(0.5, True, True), held("c")
     assert m.handle(Judged("b", lie, LOW), 12.0) == [], "of an earlier swap with it"
     m = held("c")
-    assert m.handle(Judged("b", Verdict(0.1, True), MIDDLE), 12.0) == [], "an honest one may have trained apart"
+    far = Verdict(9.0, True)
+    assert m.handle(Judged("b", far, MIDDLE), 12.0) == [], "an honest one that stood still goes on from what it gets"
     m, whole = held("c"), held("c")
     assert m.handle(Judged("b", lie, MIDDLE), 12.0) == [HangUp(MIDDLE)]
     assert only(m.handle(SwapEnded(MIDDLE, "hung_up", applied=1), 12.0), Call).peer == "c"
