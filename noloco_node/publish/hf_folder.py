@@ -53,7 +53,7 @@ def write(folder: Path, trained: Trained, measured: Measured | None, history: Hi
     check(folder)
     folder = folder.resolve()  # a link to it stays one
     with atomic_files.writing(f"an export into {folder}", _ELSEWHERE):
-        _put_back(folder)
+        _settle(folder)
         fresh = atomic_files.part_of(folder)  # what a killed one left takes room, too
         _require_room(folder, trained)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -78,21 +78,25 @@ def _fill(into: Path, trained: Trained, measured: Measured | None, history: Hist
 
 
 def _put_in_place(fresh: Path, folder: Path) -> None:
-    earlier = _earlier(folder)
-    if folder.exists() and any(folder.iterdir()):
-        shutil.rmtree(earlier, ignore_errors=True)
-        folder.rename(earlier)
+    if _is_filled(folder):
+        folder.rename(_earlier(folder))
     try:
         fresh.rename(folder)
     finally:
-        _put_back(folder)
-    shutil.rmtree(earlier, ignore_errors=True)
+        _settle(folder)
 
 
-def _put_back(folder: Path) -> None:
-    """Where an export ended after it took away the earlier one, and before it was in its place."""
-    if not folder.exists() and _earlier(folder).exists():
-        _earlier(folder).rename(folder)
+def _settle(folder: Path) -> None:
+    """The export before comes back where a later one ended before it took its place, and goes where it has."""
+    earlier = _earlier(folder)
+    if _is_filled(folder):
+        shutil.rmtree(earlier, ignore_errors=True)
+    elif earlier.exists():
+        earlier.rename(folder)
+
+
+def _is_filled(folder: Path) -> bool:
+    return folder.exists() and any(folder.iterdir())
 
 
 def _earlier(folder: Path) -> Path:

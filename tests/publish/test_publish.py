@@ -314,10 +314,18 @@ def test_what_was_there_outlives_an_export_that_is_killed_as_it_takes_its_place(
         assert "of long ago" not in [card.read_text() for card in folder.parent.glob("*/README.md")]
 
 
-def test_what_a_killed_export_left_does_not_count_as_a_full_disk(
-    made: Left, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", [".model.0-4194305.part", ".model.earlier.part"])
+def test_what_a_killed_export_left_does_not_count_as_a_full_disk(  # noqa: PLR0917 (fixtures)
+    name: str,
+    made: Left,
+    exported: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    left = tmp_path / ".model.0-4194305.part"
+    """Also the export before, where a kill came after the new one was in its place."""
+    shutil.copytree(exported, tmp_path / "model")
+    left = tmp_path / name
     left.mkdir()
     monkeypatch.setattr("noloco_node.base.atomic_files.free_bytes", lambda _: 0 if left.exists() else 1 << 40)
     told(capsys, "export", "--to", str(tmp_path / "model"), "--home", str(made.home.root))
