@@ -51,7 +51,7 @@ class KnownRun(NamedTuple):
 
     @property
     def run_id(self) -> str:
-        return hashlib.sha256(self.signed.manifest).hexdigest()
+        return _run_id(self.signed.manifest)
 
 
 class RunRegistry(RunsServicer):
@@ -191,11 +191,9 @@ async def ask(
     """The runs that a peer knows, or this one alone; those whose signature does not verify are left out. `meant`,
     `author`: the first digits of the one that is looked for, and of its author's id; the peer may name others, too.
     Raises Incompatible where this version cannot read the run that is `meant`, or none of those there."""
-    request = pb.RunsRequest(run=meant or "", author=author)
-    if only:
-        request = pb.RunsRequest(run=hashlib.sha256(only.manifest).hexdigest(), author=only.author)
+    run, author = (_run_id(only.manifest), only.author) if only else (meant or "", author)
     with peer_faults():
-        reply = await RunsStub(channel).List(request, timeout=CALL_S)
+        reply = await RunsStub(channel).List(pb.RunsRequest(run=run, author=author), timeout=CALL_S)
     runs, unreadable = [], None
     for message, there in zip(reply.runs[:MAX_RUNS], reply.training, strict=False):
         try:
@@ -207,16 +205,16 @@ async def ask(
             runs.append(KnownRun(signed, there, _amendment(message)))
         except NolocoError as error:
             log.debug("a run that a peer named was left out: %s", error)
-            if isinstance(error, Incompatible) and meant is not None and _is_named(message, meant):
+            if isinstance(error, Incompatible) and meant is not None and _run_id(message.manifest).startswith(meant):
                 unreadable = unreadable or error
     if unreadable and (meant or not runs):
         raise unreadable
     return runs
 
 
-def _is_named(message: pb.SignedManifest, digits: str) -> bool:
-    """A run's id is its hash, whether it can be read or not."""
-    return hashlib.sha256(message.manifest).hexdigest().startswith(digits)
+def _run_id(document: bytes) -> str:
+    """Of a manifest, whether this version can read it or not."""
+    return hashlib.sha256(document).hexdigest()
 
 
 async def announce(
