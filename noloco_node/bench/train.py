@@ -10,6 +10,7 @@ in runs of the same code.) `busy`: the share of the time that went into steps; o
 (training/time_accounts.py).
 """
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -60,6 +61,11 @@ class Job:
     """Of a phase."""
     goal: float
 
+    @property
+    def threads(self) -> int:
+        """Of a node: its part of the machine's cores."""
+        return max(1, len(os.sched_getaffinity(0)) // self.nodes)
+
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
@@ -87,7 +93,9 @@ def run(job: Job, systems: Sequence[str], say: Say) -> Iterator[Row]:
 
 def _train_ours(stack: ExitStack, job: Job, system: str, hosts: Sequence[Host], weights: Path) -> _Trained:
     inner, outer = {"steps": job.steps}, {"overlap": OURS[system]}
-    workers = stack.enter_context(real_nodes.running(hosts, job.setting, inner, outer, weights, paused=True))
+    workers = stack.enter_context(
+        real_nodes.running(hosts, job.setting, inner, outer, weights, paused=True, threads=job.threads)
+    )
     patience_s = START_S + 5 * job.nodes
     workers.ask("until", patience_s, state=NodeState.PAUSED, patience_s=patience_s, peers=job.nodes - 1)
     before = workers.used()
@@ -120,7 +128,7 @@ def _resume(workers: Workers) -> float:
 
 
 def _train_rival(stack: ExitStack, job: Job, system: str, hosts: Sequence[Host], weights: Path) -> _Trained:
-    environ = {"OMP_NUM_THREADS": "1"}
+    environ = {"OMP_NUM_THREADS": str(job.threads)}
     module = f"noloco_node.bench.rivals.{RIVALS[system]}"
     workers = stack.enter_context(Workers(module, hosts, environ=environ))
     each: list[Answer] = [
@@ -175,6 +183,7 @@ def _row(job: Job, system: str, trained: _Trained, curves: Sequence[Curve]) -> R
             "busy": fmean(node["busy"] for node in trained.nodes),
             "step_s": sum(node["step_s"] for node in trained.nodes) / max(1.0, steps * len(trained.nodes)),
             "pace_s": job.setting.step_s,
+            "threads": job.threads,
             "rounds": fmean(node["rounds"] for node in trained.nodes),
             "alone": fmean(node["alone"] for node in trained.nodes),
             "time_s": trained.nodes[0].get("time_s", {}),

@@ -28,12 +28,13 @@ def running(  # noqa: PLR0913
     weights: Path | None = None,
     *,
     paused: bool = False,
+    threads: int = 1,
 ) -> Iterator[Workers]:
     """Nodes that train and see each other; with `paused`, ready to. `weights`: where each leaves its own, in a
-    folder named by its number."""
+    folder named by its number. `threads`: torch's, of each."""
     with tempfile.TemporaryDirectory(prefix="nb-") as name, Workers(MODULE, hosts) as nodes:  # short: a socket's path
         folder = Path(name)
-        environ = {"PYTHONPATH": _path(paced.install(folder / "task")), "OMP_NUM_THREADS": "1"}
+        environ = {"PYTHONPATH": _path(paced.install(folder / "task")), "OMP_NUM_THREADS": str(threads)}
         run = folder / "run.toml"
         model = {"task": paced.NAME, "options": setting.options}
         tables = {"model": model, "inner": {**setting.inner, **inner}, "outer": outer}
