@@ -386,16 +386,17 @@ class Replica:
         self._take_weights(saved)
         self.slow.replaced()
 
-    def losses(self) -> Losses:
+    def losses(self, *, own: bool = True) -> Losses:
         """At the present θ."""
-        own = self._gradients.loss(self._own_examples) if self._own_examples else 0.0
-        return Losses(self._gradients.evaluate(tries=True), own)
+        held_out = self._gradients.evaluate(tries=True)
+        mine = (self._gradients.loss(self._own_examples),) if own and self._own_examples else ()
+        return Losses(held_out, *mine)
 
-    def losses_without(self, partner: float = 0.0) -> Losses:
+    def losses_without(self, partner: float = 0.0, *, own: bool = True) -> Losses:
         """Within SlowWeights.without_swap; the copy that it makes lies where gradients do in a step."""
         self._optimizer.free_gradients()
         with self.slow.without_swap(partner):
-            return self.losses()
+            return self.losses(own=own)
 
     # ---- evaluation ----
     def evaluate(self) -> float:

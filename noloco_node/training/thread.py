@@ -343,7 +343,8 @@ class TrainingThread:
 
     def _verdict(self, replica: Replica, swap: _Swap) -> Judged:
         with self._times.on("evaluate"):
-            with_it, without, grows = replica.losses(), replica.losses_without(), replica.slow.swap_grows
+            with_it, grows = replica.losses(), replica.slow.swap_grows
+            without = replica.losses_without(own=with_it.own_counts)
             verdict = self._course.judge(without, with_it, lambda: replica.losses_without(partner=1), grows)
         return Judged(swap.exchange, verdict, with_it.held_out, without.held_out)
 

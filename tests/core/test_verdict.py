@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from hypothesis import given, strategies
 
 from noloco_node.core.verdict import Course, Losses, Verdict
 
@@ -104,6 +105,21 @@ def test_who_sees_few_classes_may_lose_of_its_own_until_that_is_above_the_held_o
     assert not honest.harmful and honest.excess < 0
     assert judged(4.0, 3.0).harmful
     assert judged(0.2, 0.05).harmful, "a partner that fits the held-out examples gains nothing by it"
+
+
+LOSS = strategies.floats(0.1, 9.0)
+
+
+@given(with_it=LOSS, own_share=strategies.floats(0.1, 1.0), without=LOSS, own=LOSS, last=LOSS)
+def test_an_own_loss_below_the_held_out_one_is_not_needed_without_the_swap(
+    with_it: float, own_share: float, without: float, own: float, last: float
+) -> None:
+    tried, judging = Losses(with_it, own_share * with_it), course(3.0, last)
+    known, unknown = (
+        judging.judge(each, tried, lambda: Losses(9.0)) for each in (Losses(without, own), Losses(without))
+    )
+    assert unknown == known or (judging.gain > 0.2 and unknown.excess > known.excess), "in a run's first phases"
+    assert unknown.harmful or not known.harmful
 
 
 def test_small_harms_are_counted() -> None:

@@ -246,7 +246,7 @@ def test_a_correction_that_finds_no_memory_at_first_is_added_all_the_same() -> N
 def test_a_swap_is_judged_when_there_is_memory_for_it(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def losses_without(partner: float = 0.0) -> Losses:
+    def losses_without(partner: float = 0.0, *, own: bool = True) -> Losses:
         tried.append(partner)
         if len(tried) == 1:
             raise ShortOfMemory("full")
@@ -273,7 +273,8 @@ def test_without_the_swap_the_weights_are_what_they_were_even_where_it_fails(mon
     replica.slow.apply(0, torch.ones(10), replica.round)
     before = replica.theta.clone()
 
-    def short() -> Losses:
+    def short(*, own: bool) -> Losses:
+        assert own
         assert not torch.equal(replica.theta, before)
         raise ShortOfMemory("full")
 

@@ -911,10 +911,10 @@ def test_a_swap_is_judged_by_the_batch_that_is_trained_next(monkeypatch: pytest.
         trained.append(batch[0].clone())
         begin(gradients, batch)
 
-    def looked(replica: Replica) -> Losses:
+    def looked(replica: Replica, *, own: bool = True) -> Losses:
         assert replica._own_examples is not None
         judged_at.append((len(trained), replica._own_examples[0].clone()))
-        return losses(replica)
+        return losses(replica, own=own)
 
     monkeypatch.setattr(Gradients, "begin", noted)
     monkeypatch.setattr(Replica, "losses", looked)
@@ -991,7 +991,7 @@ def harmed(steps: int) -> Iterator[tuple[Watched, Offer, Offer]]:
     """A thread that finds harm in what it swapped, and an offer of it and of another one."""
     run = small_run(steps=steps)
     replica = small_replica(run=run)
-    replica.losses_without = lambda partner=0.0: Losses(9.0 if partner else 0.1, 0.1)  # type: ignore[method-assign, misc]
+    replica.losses_without = lambda partner=0.0, own=True: Losses(9.0 if partner else 0.1)  # type: ignore[method-assign, misc]
     with begun(lambda: replica) as one, begun(lambda: small_replica("b", run)) as other:
         yield one, one.offer(), other.offer()
 
@@ -1031,10 +1031,10 @@ def test_a_swap_that_there_was_no_memory_to_judge_is_judged_before_the_next_one(
     losses, at, go_on, fetch = replica.losses, threading.Event(), threading.Event(), replica.fetch
     short = [True]
 
-    def measured() -> Losses:
+    def measured(*, own: bool = True) -> Losses:
         if short.pop() if short else False:
             raise ShortOfMemory("for a moment")
-        return losses()
+        return losses(own=own)
 
     def held() -> None:
         at.set()
@@ -1106,7 +1106,7 @@ def test_where_the_partner_is_as_good_the_way_between_may_be_worse() -> None:
     """Two halves of a swarm that trained apart for long."""
     c = 3 * torch.randn(small_replica().parameters)
     replica = small_replica(run=small_run(steps=300))
-    replica.losses_without = lambda partner=0.0: Losses(1.0, 1.0)  # type: ignore[method-assign, misc]
+    replica.losses_without = lambda partner=0.0, own=True: Losses(1.0)  # type: ignore[method-assign, misc]
     with running(lambda: replica) as watched:
         before, after = swapped(watched, c)
         assert torch.allclose(after.outer["phi"] - before.outer["phi"], c, atol=1e-5)
