@@ -7,11 +7,9 @@ as that is another test's.
 
 import asyncio
 import random
-import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,8 +27,6 @@ from noloco_node.training import tasks
 from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
 from noloco_node.wire.stage_pb2_grpc import add_StageServicer_to_server
-
-sys.path.append(str(Path(__file__).parents[1] / "tasks"))  # the task symbols is installed there
 
 
 def staged_run(rounds: int, steps: int = 10, **inner: float) -> Manifest:

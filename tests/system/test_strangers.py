@@ -27,8 +27,6 @@ import torch
 from hostile_peer import Aim, Lattice, Plain
 from real_nodes import ROOT, Node, RealNodes, until
 
-sys.path.append(str(ROOT / "tests" / "tasks"))
-
 from noloco_node.base.identity import Identity
 from noloco_node.bench import links
 from noloco_node.bench.links import Host

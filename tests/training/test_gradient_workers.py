@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,18 +16,12 @@ from noloco_node.training import workers
 from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
 
-TASKS = Path(__file__).parents[1] / "tasks"
 pytestmark = pytest.mark.timeout(180)
 
 
 def replica(device: str, examples: int = 4, task: str = "blobs", **options: object) -> Replica:
     run = Manifest(name="shared", model=ModelSpec(task=task), inner=InnerSpec(steps=3, batch_tokens=examples))
     return build_replica(run, "a", device=device, threads=1, **options)
-
-
-@pytest.fixture(autouse=True)
-def _tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(TASKS))
 
 
 class Tied(nn.Module):

@@ -23,14 +23,6 @@ from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
 from noloco_node.training.task import Batch, Task
 
-TASKS = Path(__file__).parents[1] / "tasks"
-
-
-@pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pip leaves it: modules, and a dist-info folder that names them."""
-    monkeypatch.syspath_prepend(TASKS)
-
 
 def run_of(name: str, batch: int = 32, steps: int = 10, **options: Any) -> Manifest:
     return Manifest(
