@@ -1,7 +1,7 @@
 """The runs in a node's home: how far each has come and what it takes on disk; and how they are removed."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +38,7 @@ _LEAST_DIGITS = 4
 
 def kept(home: Home, held: str | None) -> list[KeptRun]:
     """The one that was active last first. `held`: the run that a node here trains; "": one that does not say yet."""
-    found = [_kept(folder, held) for folder in paths.runs(home)]
-    return sorted(found, key=lambda run: -(run.active_at or 0))
+    return [_kept(folder, held) for folder in paths.runs(home)]
 
 
 def remove(home: Home, there: Sequence[KeptRun], wanted: Sequence[str]) -> list[KeptRun]:
@@ -71,16 +70,10 @@ def _kept(folder: Path, held: str | None) -> KeptRun:
         rounds=rounds,
         finished=over,
         amended=amended,
-        active_at=max(_written(folder), default=None),
+        active_at=paths.written_at(folder),
         bytes=paths.size_of(folder) or 0,
         running=held in ("", folder.name),
     )
-
-
-def _written(folder: Path) -> Iterator[float]:
-    for path in paths.files_below(folder):
-        with suppress(OSError):  # it was just removed
-            yield path.stat().st_mtime
 
 
 def named(home: Home, there: Sequence[KeptRun], word: str) -> KeptRun:

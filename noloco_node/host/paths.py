@@ -45,9 +45,16 @@ def runs(home: Home) -> list[Path]:
     """The folder of each run that this node took part in, the latest first."""
     folder = home.root / "runs"
     try:
-        return sorted((path for path in folder.iterdir() if path.is_dir()), key=_changed, reverse=True)
+        found = [path for path in folder.iterdir() if path.is_dir()]
     except OSError:
         return []
+    return sorted(found, key=lambda run: written_at(run) or 0.0, reverse=True)
+
+
+def written_at(folder: Path) -> float | None:
+    """When one of the files in it was written last, in seconds since 1970. The folder's own time would be that of the
+    last new name in it: where a node came back to a run, none is new."""
+    return max(_times(folder), default=None)
 
 
 def size_of(path: Path) -> int | None:
@@ -72,7 +79,7 @@ def _bytes(path: Path) -> int | None:
         return None
 
 
-def _changed(path: Path) -> float:
-    with suppress(OSError):
-        return path.stat().st_mtime
-    return 0.0
+def _times(folder: Path) -> Iterator[float]:
+    for path in files_below(folder):
+        with suppress(OSError):  # it was just removed
+            yield path.stat().st_mtime

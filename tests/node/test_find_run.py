@@ -54,8 +54,15 @@ class Past:
             )
         self.authors.check(ways_in, name, self.author.peer_id, None)
         self._now += 60
-        os.utime(folder, (self._now, self._now))
+        for path in (folder, *folder.rglob("*")):
+            os.utime(path, (self._now, self._now))
         return signed
+
+    def goes_on_in(self, signed: Signed) -> None:
+        """As a node that came back: it writes to files that are there."""
+        self._now += 60
+        path = self.home.run(manifest.verify(signed).run_id) / signed_file.NAME
+        os.utime(path, (self._now, self._now))
 
     def run(self, ways_in: list[str] = MEET, run_id: str | None = None) -> Signed | None:
         return find_run.unfinished(self.home, self.authors, ways_in, run_id)
@@ -74,6 +81,13 @@ def test_the_last_one_that_is_not_over(past: Past) -> None:
     assert past.run() == begun, "without a checkpoint, too"
     past.was_in("over", round=10)
     assert past.run() == begun
+
+
+def test_the_last_one_is_not_the_one_that_is_new_here(past: Past) -> None:
+    one = past.was_in("one", round=3)
+    past.was_in("two", round=3)
+    past.goes_on_in(one)
+    assert past.run() == one
 
 
 def test_the_one_that_is_named(past: Past) -> None:
