@@ -64,15 +64,15 @@ class CheckpointKeeper:
 
     def save(self, state: State, layout: bytes) -> None:
         """Raises DiskFull, UsageError, and leaves the older ones untouched then."""
-        try:
-            checkpoint.save(self._directory, state, self._run_id, layout)
-        except NolocoError as error:
-            last = self._resumed if self._saved is None else self._saved
-            kept = "and no earlier one is" if last is None else f"the last that is saved is round {last}"
-            self.unsaved = DiskFull(f"round {state.round} is not saved, {kept}: {error}")
-            self._full = isinstance(error, DiskFull)
-            raise
+        checkpoint.save(self._directory, state, self._run_id, layout)
         self._saved, self.unsaved = state.round, None
+
+    def not_saved(self, round: int, why: NolocoError) -> None:
+        """No checkpoint was written of this round's state, or it could not even be copied."""
+        last = self._resumed if self._saved is None else self._saved
+        kept = "and no earlier one is" if last is None else f"the last that is saved is round {last}"
+        self.unsaved = DiskFull(f"round {round} is not saved, {kept}: {why}")
+        self._full = isinstance(why, DiskFull)
 
     def say_room(self, parameters: int) -> None:
         """In the log, before training starts."""
@@ -90,7 +90,7 @@ class CheckpointKeeper:
     def health(self, parameters: int) -> tuple[Health, ...]:
         view = self.view(parameters)
         if self.unsaved is not None and not self._full:  # as on a disk that is read-only after errors
-            return (Health("error", f"disk: {self.unsaved}", _REMEDY),)
+            return (Health("error", f"checkpoint: {self.unsaved}", _REMEDY),)
         full = self.unsaved is not None
         if not full and (view.free_bytes is None or view.free_bytes >= _ENOUGH * view.bytes):
             return ()

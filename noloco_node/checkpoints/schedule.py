@@ -37,10 +37,16 @@ class StateSource(Protocol[S]):
 
 
 class CheckpointSchedule(Generic[S]):
-    """Calls `keep` with a state, in a thread, and `failed` with the reason where no checkpoint was written."""
+    """Calls `keep` with a state, in a thread, and `failed` with the reason where no checkpoint came of it, or where
+    there was no state to keep."""
 
     def __init__(
-        self, source: StateSource[S], keep: Callable[[S], None], failed: Callable[[str], None], round: int, now: float
+        self,
+        source: StateSource[S],
+        keep: Callable[[S], None],
+        failed: Callable[[NolocoError], None],
+        round: int,
+        now: float,
     ) -> None:
         self._source = source
         self._keep = keep
@@ -69,9 +75,8 @@ class CheckpointSchedule(Generic[S]):
         done, _ = await asyncio.wait({task}, timeout=within_s)
         if not done and not self._taken:
             task.cancel()
-            self._say(
-                f"the training thread sent no state within {within_s:.0f} s: its work since the last checkpoint is lost"
-            )
+            late = f"the training thread sent no state within {within_s:.0f} s"
+            self._say(NolocoError(f"{late}: its work since the last checkpoint is lost"))
         await asyncio.wait({task})
 
     @property
@@ -91,7 +96,7 @@ class CheckpointSchedule(Generic[S]):
     def _ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()):
             log.error("no checkpoint, by a bug in this node", exc_info=error)
-            self._failed(f"no checkpoint, by a bug in this node ({type(error).__name__})")
+            self._failed(NolocoError(f"no checkpoint, by a bug in this node ({type(error).__name__})"))
 
     async def _save(self) -> None:
         try:
@@ -99,10 +104,10 @@ class CheckpointSchedule(Generic[S]):
             state = await asyncio.wrap_future(self._asked)
             await asyncio.to_thread(self._keep, state)
         except NolocoError as error:
-            self._say(str(error))
+            self._say(error)
         finally:
             self._asked = None
 
-    def _say(self, why: str) -> None:
+    def _say(self, why: NolocoError) -> None:
         log.warning("no checkpoint: %s", why)
         self._failed(why)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
+from collections.abc import AsyncGenerator, Collection, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -306,7 +306,7 @@ class TrainingNode(BaseNode):
                 raise find_run.nobody(run, f"stage {at} of {run.label}" if at else run.label, lost=self._lost_weights)
         self._begin_rounds(rules, ready)
         self._state_service.begin(terms, thread, 8 * ready.parameters, rules.refuses)
-        self._schedule = self._new_schedule(thread, partial(keeper.save, layout=ready.layout))
+        self._schedule = self._new_schedule(thread, keeper, ready.layout)
         run = rules.run  # it may have been amended meanwhile
         if self._config.rounds is not None:
             self._own_end = self._stats.round + self._config.rounds
@@ -490,10 +490,14 @@ class TrainingNode(BaseNode):
                 await self._membership.close()
 
     # ---- checkpoints ----
-    def _new_schedule(self, thread: TrainingThread, keep: Callable[[State], None]) -> CheckpointSchedule[State]:
-        def failed(why: str) -> None:
-            self._last_error = why
+    def _new_schedule(
+        self, thread: TrainingThread, keeper: CheckpointKeeper, layout: bytes
+    ) -> CheckpointSchedule[State]:
+        def failed(why: NolocoError) -> None:
+            self._last_error = str(why)
+            keeper.not_saved(self._stats.round, why)
 
+        keep = partial(keeper.save, layout=layout)
         return CheckpointSchedule(thread, keep, failed, self._stats.round, time.monotonic())
 
     async def _save_when_due(self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from noloco_node.base import atomic_files
 from noloco_node.checkpoints import checkpoint
 from noloco_node.checkpoints.keeper import CheckpointKeeper
-from noloco_node.errors import DiskFull, UsageError
+from noloco_node.errors import DiskFull, NolocoError, UsageError
 from noloco_node.terminal.text import print_status
 from noloco_node.views.status import StatusView
 
@@ -37,6 +37,12 @@ class Replica:
 
 def room(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
     monkeypatch.setattr(atomic_files, "free_bytes", lambda _: free)
+
+
+def save_fails(keeper: CheckpointKeeper, replica: Replica, kind: type[NolocoError] = DiskFull) -> None:
+    with pytest.raises(kind) as failed:
+        keeper.save(replica, LAYOUT)
+    keeper.not_saved(replica.round, failed.value)  # as the node does, whatever it was that failed
 
 
 def test_a_warning_until_two_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,8 +83,7 @@ def test_what_was_not_saved_says_what_is(tmp_path: Path, monkeypatch: pytest.Mon
     keeper = CheckpointKeeper(tmp_path, RUN)
     for round, saved in ((7, "and no earlier one is"), (9, "the last that is saved is round 8")):
         room(monkeypatch, 1)
-        with pytest.raises(DiskFull):
-            keeper.save(Replica(round=round, step=10 * round), LAYOUT)
+        save_fails(keeper, Replica(round=round, step=10 * round))
         assert isinstance(keeper.unsaved, DiskFull)
         assert str(keeper.unsaved).startswith(f"round {round} is not saved, {saved}: the disk is full")
         room(monkeypatch, None)
@@ -96,8 +101,7 @@ def test_a_disk_that_takes_nothing_is_an_error_whatever_is_free(
         raise UsageError("cannot write there: Read-only file system. Move NOLOCO_HOME")
 
     monkeypatch.setattr(checkpoint, "save", fails)
-    with pytest.raises(UsageError):
-        keeper.save(Replica(round=7, step=70), LAYOUT)
+    save_fails(keeper, Replica(round=7, step=70), UsageError)
     (finding,) = keeper.health(PARAMETERS)
     assert finding.level == "error" and "round 7 is not saved" in finding.text
     assert keeper.unsaved is not None and keeper.unsaved.exit_code == 20
@@ -106,8 +110,7 @@ def test_a_disk_that_takes_nothing_is_an_error_whatever_is_free(
 def test_an_error_from_one_that_did_not_fit_to_one_that_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = CheckpointKeeper(tmp_path, RUN)
     room(monkeypatch, 1)
-    with pytest.raises(DiskFull):
-        keeper.save(Replica(), LAYOUT)
+    save_fails(keeper, Replica())
     room(monkeypatch, None)
     (finding,) = keeper.health(PARAMETERS)
     assert finding.level == "error" and finding.text.endswith("and the last one was not written")

@@ -27,7 +27,9 @@ class Desk:
         self.disk_is_free.set()
         self.fault: NolocoError | None = None
         self.at_once = 0
-        self.saving = CheckpointSchedule(self, self.keep, self.failures.append, round=7, now=100.0)
+        self.saving = CheckpointSchedule(
+            self, self.keep, lambda why: self.failures.append(str(why)), round=7, now=100.0
+        )
 
     def state(self) -> "Future[int]":
         self.asked.append(Future())

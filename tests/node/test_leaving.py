@@ -4,14 +4,24 @@ import asyncio
 import os
 import signal
 import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, cast
 
 import psutil
 import pytest
 from patience import PATIENCE
 from real_nodes import QUICK, RealNodes, until
 
+from noloco_node.base.identity import Identity
+from noloco_node.checkpoints.keeper import CheckpointKeeper
+from noloco_node.core.state import State
+from noloco_node.errors import DiskFull
+from noloco_node.host.config import NodeConfig
 from noloco_node.node.main import _signals
-from noloco_node.node.trainer import LEAVE_S
+from noloco_node.node.trainer import LEAVE_S, TrainingNode
+from noloco_node.run.manifest import sign
+from noloco_node.run.schema import Manifest
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -23,6 +33,29 @@ def test_who_leaves_in_a_long_step_saves_at_its_end(real_nodes: RealNodes) -> No
     (saved,) = node.home.glob("runs/*/checkpoints/*")
     assert int(saved.name) >= 1
     assert not node.printed(r"(no checkpoint)")
+
+
+class NoRoom:
+    """A training thread that finds room for a copy of its state neither in memory nor on the disk."""
+
+    patience_s = 0.0
+
+    def state(self) -> "Future[State]":
+        answer: Future[State] = Future()
+        answer.set_running_or_notify_cancel()
+        answer.set_exception(DiskFull("the disk is full: cannot write a copy of the state"))
+        return answer
+
+
+async def test_a_state_that_could_not_even_be_copied_is_not_saved(tmp_path: Path) -> None:
+    author = Identity.load_or_create(tmp_path / "author.key")
+    node = TrainingNode(NodeConfig(home=tmp_path), lambda _: None, sign(Manifest(name="tiny"), author))
+    keeper = CheckpointKeeper(tmp_path / "checkpoints", "ab" * 32)
+    node._stats.round = 7
+    await node._new_schedule(cast("Any", NoRoom()), keeper, bytes(32)).save_now(leaving=True)
+    assert keeper.unsaved is not None and keeper.unsaved.exit_code == 20
+    assert str(keeper.unsaved).startswith("round 7 is not saved, and no earlier one is: the disk is full: ")
+    assert [found.level for found in keeper.health(1000)] == ["error"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
