@@ -92,9 +92,11 @@ def unfinished(home: Home, authors: TrustedAuthors, rendezvous: Sequence[str], r
     return None
 
 
-async def require_somebody(look: Callable[[], Awaitable[Collection[object]]], run: Manifest, waits_for: Say) -> None:
-    """For a node without weights of the run. `look` gives the other nodes in it; where it fails, nobody knows whether
-    there are any. Raises SwarmUnreachable."""
+async def require_somebody(
+    look: Callable[[], Awaitable[Collection[object]]], run: Manifest, waits_for: Say, *, lost: bool = False
+) -> None:
+    """For a node without weights of the run; `lost`: as for `nobody`. `look` gives the other nodes in it; where it
+    fails, nobody knows whether there are any. Raises SwarmUnreachable."""
     waits_for(choose_donor.RECORDS)
     loop = asyncio.get_running_loop()
     began, nobody_s = loop.time(), 0.0
@@ -112,7 +114,7 @@ async def require_somebody(look: Callable[[], Awaitable[Collection[object]]], ru
         else:
             await asyncio.sleep(RETRY_S)
             nobody_s += loop.time() - turn
-    raise nobody(run, run.label)
+    raise nobody(run, run.label, lost=lost)
 
 
 def nobody(run: Manifest, where: str, *, lost: bool = False) -> SwarmUnreachable:

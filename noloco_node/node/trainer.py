@@ -205,6 +205,8 @@ class TrainingNode(BaseNode):
             duties = [group.create_task(publish)]  # who joins meanwhile sees that somebody is in the run
             self.waits_for("data and model to be ready")
             ready = await self._model_ready()  # what is wrong with the run is found by now: nobody was invited to it
+            if self._lost_weights:  # which is known only now
+                await find_run.require_somebody(self._look, run, self.waits_for, lost=True)
             self._remember(run, signed)
             signed_file.keep(self._home.run(run.run_id), signed)
             self._own_stage.take(run)

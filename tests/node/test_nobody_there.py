@@ -134,3 +134,24 @@ def test_who_can_use_none_of_its_checkpoints_does_not_begin_again_unasked(real_n
     author = real_nodes.node("one", "join", "--start-over")
     until(author.round, "a round from the first weights")
     author.leave()
+
+
+def test_who_can_use_none_of_its_checkpoints_waits_for_the_others(real_nodes: RealNodes, rendezvous: Node) -> None:
+    """After a power cut it is back before they are."""
+    run = real_nodes.paced(step_s=0.04, steps=10, learning_rate=0.0002, outer=QUICK)
+    author = real_nodes.node("first", "start", str(run), "--bootstrap", rendezvous.address())
+    volunteer = real_nodes.node("second", *author.invitation())
+    until(volunteer.committed, "a round together")
+    for node in (volunteer, author):
+        node.leave()
+    for path in volunteer.home.glob("runs/*/checkpoints/*/outer.safetensors"):
+        path.write_bytes(bytes(path.stat().st_size))
+    volunteer = real_nodes.node("second", "join")
+    until(
+        lambda: volunteer.printed(r"(checkpoint \S+ is skipped: outer\.safetensors is not what was)"), "its model", 60
+    )
+    author = real_nodes.node("first", "join")
+    until(lambda: volunteer.process.poll() is not None or volunteer.committed(), "another round together")
+    assert volunteer.printed("(received the state of)"), volunteer.log.read_text()[-2000:]
+    for node in (volunteer, author):
+        node.leave()
