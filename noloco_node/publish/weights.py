@@ -109,6 +109,7 @@ def find(
     """The weights at `path`: a home, a run's folder in it, a checkpoint, or an exported folder. `run`: which of a home
     (kept_runs.named), else the one that was trained last, which `say` is told where there are several; `step`: a
     checkpoint's name. Raises UsageError."""
+    path = path.absolute()  # the folders above it say what it is
     try:
         there = path.is_dir()
     except OSError as error:

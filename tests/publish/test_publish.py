@@ -427,11 +427,15 @@ def test_what_was_fetched_is_of_this_model_and_there(left: Left, tmp_path: Path)
         fetched.slow(module_of(left.run))
 
 
-def test_one_checkpoint_by_its_name_or_path(made: Left, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_checkpoint_by_its_name_or_path(
+    made: Left, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = ["--home", str(made.home.root)]
     assert told(capsys, "eval", *home, "--checkpoint", str(STEPS))["round"] == 1
     assert told(capsys, "eval", str(made.checkpoints / str(STEPS)))["round"] == 1
     assert told(capsys, "eval", str(made.folder))["round"] == 2
+    monkeypatch.chdir(made.checkpoints)
+    assert told(capsys, "eval", str(STEPS))["round"] == 1, "where it lies"
     assert "there is no checkpoint 7: there are 5, 4, 2" in refused(capsys, "eval", *home, "--checkpoint", "7")
 
 
