@@ -81,8 +81,7 @@ def save(directory: Path, state: State, run_id: str, layout: bytes, keep: int = 
     and leaves nothing behind; the older ones are untouched then."""
     with atomic_files.writing(f"a checkpoint into {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
-        for unfinished in directory.glob(f"{_TEMPORARY}*"):
-            shutil.rmtree(unfinished, ignore_errors=True)
+        remove_unfinished(directory)
         _require_room(directory, state)
         temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=directory))
         try:
@@ -94,6 +93,12 @@ def save(directory: Path, state: State, run_id: str, layout: bytes, keep: int = 
             shutil.rmtree(temporary, ignore_errors=True)  # it is gone already where all went well
     _prune(directory, path, keep)
     return path
+
+
+def remove_unfinished(directory: Path) -> None:
+    """What a kill left, while none is being written."""
+    for unfinished in directory.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _require_room(directory: Path, state: State) -> None:

@@ -46,6 +46,7 @@ class CheckpointKeeper:
     def resume(self, layout: bytes, use: Use = any_values, parameters: int | None = None) -> State | None:
         """The checkpoint that this node resumes from: the newest that `use` takes, unless it is far worse than an older
         one. Raises Incompatible where it is of another run or layout, or of a newer version."""
+        checkpoint.remove_unfinished(self._directory)  # so that what is said of the room is right from the start
         found = self._newest(layout, use, parameters, RESUME_MARGIN)
         self.none_usable = found is None and bool(listing.kept(self._directory))
         self._resumed = found.round if found else None

@@ -2,7 +2,8 @@
 
 A donor is asked as a joining node would (state_transfer/client.py): layout, digests and root hash are checked, the
 volunteer's rates and the day's quota are kept. A donor that does not send its state in time is skipped, which is
-reported. Only φ is kept, as plain fp32. The caller uses the files; those of an earlier run are removed first.
+reported. Only φ is kept, as plain fp32. The caller uses and removes the files; what is left of an export that was
+killed goes with the next one, and at the node's next start.
 """
 
 import asyncio
@@ -85,6 +86,7 @@ class Collector:
         place_of: Callable[[str], str] = str,
     ) -> None:
         self._home = home / FOLDER
+        shutil.rmtree(self._home, ignore_errors=True)  # of an export that ended with this machine or its node
         self._channel, self._policy, self._place_of = channel, policy, place_of
         self._slowest = min(SLOWEST_BYTES_S, (policy.max_download or math.inf) / 2)
         self._busy = False
@@ -184,7 +186,7 @@ class Collector:
 
     def _fresh_folder(self, sizes: Sequence[int]) -> Path:
         """`sizes`: parameters of each state. Raises DiskFull, UsageError."""
-        shutil.rmtree(self._home, ignore_errors=True)  # a killed export's take room, too
+        shutil.rmtree(self._home, ignore_errors=True)  # those of an export that was killed take room, too
         needed, free = _PLACE_BYTES * sum(sizes), atomic_files.free_bytes(self._home)
         if free is not None and free < needed:
             raise DiskFull(

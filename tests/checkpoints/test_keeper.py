@@ -119,6 +119,13 @@ def test_an_error_from_one_that_did_not_fit_to_one_that_does(tmp_path: Path, mon
     assert keeper.view(PARAMETERS).saved_round == 7
 
 
+def test_what_a_kill_left_half_written_is_gone_when_room_is_spoken_of(tmp_path: Path) -> None:
+    (left := tmp_path / ".writing-abc").mkdir()
+    (left / "model.safetensors").write_bytes(bytes(100))
+    assert CheckpointKeeper(tmp_path, RUN).resume(LAYOUT) is None
+    assert not list(tmp_path.iterdir())
+
+
 def test_status_says_where_it_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CheckpointKeeper(tmp_path, RUN).resume(LAYOUT) is None
     CheckpointKeeper(tmp_path, RUN).save(Replica(), LAYOUT)

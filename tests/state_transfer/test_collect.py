@@ -160,15 +160,26 @@ def test_the_disk_must_have_room_for_the_states_of_all_stages(tmp_path: Path, mo
 
 
 def test_what_a_killed_export_left_makes_room_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (left := tmp_path / collect.FOLDER / "abc").mkdir(parents=True)
+    left = tmp_path / collect.FOLDER / "abc"
     monkeypatch.setattr(collect.atomic_files, "free_bytes", lambda _: 0 if left.exists() else 1 << 40)
 
     async def story() -> GatherView:
         network = DonorNetwork()
         await network.donor("honest", Owner(numbers(1)))
-        return await gather(network, tmp_path, [record("honest")], 1)
+        collector = Collector(tmp_path, (await network.joining_node()).channel, policy())
+        left.mkdir(parents=True)
+        try:
+            return (await views(collector, [record("honest")], 1))[-1]
+        finally:
+            await network.close()
 
     assert len(asyncio.run(story()).states) == 2
+
+
+def test_what_an_export_left_that_ended_with_its_node_goes_when_that_is_back(tmp_path: Path) -> None:
+    (tmp_path / collect.FOLDER / "abc").mkdir(parents=True)
+    Collector(tmp_path, lambda _: pytest.fail("it calls nobody"), policy())
+    assert not (tmp_path / collect.FOLDER).exists()
 
 
 def test_a_node_whose_own_weights_are_not_finite_says_so(tmp_path: Path) -> None:
