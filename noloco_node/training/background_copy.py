@@ -85,17 +85,21 @@ class FileMemory:
         self._folder = folder
         with self._writing(), tempfile.TemporaryFile(dir=folder) as file:
             file.truncate(size := max(1, size))
-            self._bytes = torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
+            self._memory = mmap.mmap(file.fileno(), size)
             self._file = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._file)
+        self._begins_at = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
         self._end = 0
 
     def take(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        """The next part of it, whose whole is to be written."""
-        start, self._end = self._end, self._end + prod(shape) * dtype.itemsize
-        part = self._bytes[start : self._end].view(dtype).view(tuple(shape))
+        """The next part of it, whose whole is to be written. It is no view of a tensor of all parts: `torch.save` would
+        write all of that, and refuse parts of several types."""
+        count, start = prod(shape), self._end
+        if not count:
+            return torch.empty(tuple(shape), dtype=dtype)
+        self._end += count * dtype.itemsize
         self._end += -self._end % _ALIGNED
-        return part
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start).view(tuple(shape))
 
     @staticmethod
     def size(nbytes: Iterable[int]) -> int:
@@ -104,7 +108,7 @@ class FileMemory:
 
     def put(self, into: Tensor, source: Tensor) -> None:
         """`into`: a part of what was taken."""
-        at, data = into.data_ptr() - self._bytes.data_ptr(), _bytes(source).data
+        at, data = into.data_ptr() - self._begins_at, _bytes(source).data
         with self._writing():
             while data:
                 written = os.pwrite(self._file, data, at)

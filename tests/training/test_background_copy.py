@@ -25,7 +25,7 @@ from noloco_node.host import memory
 from noloco_node.host.config import EIGHT_BIT, FULL
 from noloco_node.training import background_copy, model
 from noloco_node.training import replica as replica_module
-from noloco_node.training.background_copy import HUGE_BYTES, Copies, Pair, host_memory
+from noloco_node.training.background_copy import HUGE_BYTES, Copies, FileMemory, Pair, host_memory
 from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
 
@@ -256,6 +256,20 @@ def test_where_memory_has_no_room_a_copy_goes_to_a_file_and_is_the_same(
     replica.step()  # what it changes has been copied before
     assert_same(asdict(asked.result(DEADLINE_S)), asdict(in_memory))
     assert not list(tmp_path.iterdir()), "the file has no name"
+
+
+def test_of_a_file_only_the_parts_that_are_saved_are_written(tmp_path: Path) -> None:
+    """Of several types: moments of 8 bits have scales of 32."""
+    sizes = 400_000, 100_000, 4_000_000, 0
+    file = FileMemory(tmp_path, FileMemory.size(sizes))
+    there = {"scales": file.take((1000, 100)), "moments": file.take((100_000,), torch.uint8)}
+    for part, number in zip(there.values(), (7, 9), strict=True):
+        file.put(part, torch.full_like(part, number))
+    weights, there["none"] = file.take((1_000_000,)), file.take((0, 3))
+    torch.save(there, tmp_path / "saved")
+    assert (tmp_path / "saved").stat().st_size < sum(sizes[:2]) + 10_000 < weights.nbytes
+    assert_same(torch.load(tmp_path / "saved", weights_only=True), there)
+    assert there["moments"].unique().tolist() == [9]
 
 
 def test_a_full_disk_is_said_and_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
