@@ -52,7 +52,8 @@ class Memory:
 class Disk:
     checkpoint: int
     needed: int
-    """Of the checkpoints that are kept, and of the one that is written."""
+    """Of the checkpoints that are kept, and of the one that is written; of one more where memory has no room for the
+    copy that it is written from."""
     free: int | None
 
 
@@ -106,6 +107,7 @@ def check(run: Manifest, config: NodeConfig, say: Callable[[str], None]) -> Chec
         trial = _trial(it)
         plan = it.memory_plan()
         checkpoint = STATE_BYTES * it.parameters
+        at_once = KEEP + (1 if memory_budget.has_room(checkpoint) else 2)
         round_s = run.inner.seconds or trial.step_s * (run.inner.steps or 1)
         return Checked(
             run_id=run.run_id,
@@ -113,7 +115,7 @@ def check(run: Manifest, config: NodeConfig, say: Callable[[str], None]) -> Chec
             parameters=it.parameters,
             device=it.device,
             memory=_memory(plan, it.device_bytes),
-            disk=Disk(checkpoint, (KEEP + 1) * checkpoint, atomic_files.free_bytes(home.root)),
+            disk=Disk(checkpoint, at_once * checkpoint, atomic_files.free_bytes(home.root)),
             swap=round(it.parameters * bytes_per_element(run.outer.codec)),
             swaps_per_round=run.outer.swaps_per_round,
             trial=trial,

@@ -10,6 +10,7 @@ from noloco_node.errors import OutOfMemory
 from noloco_node.host import memory
 from noloco_node.node import check_run
 from noloco_node.run import toml
+from noloco_node.training import memory_budget
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -128,3 +129,10 @@ def test_a_model_that_does_not_fit(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().err
     assert "there are 100 kB here (weights 43.2 kB, gradient" in said
     assert "checkpoint" not in said, "its copy may go to the disk"
+
+
+def test_where_the_copy_for_a_checkpoint_goes_to_the_disk_that_needs_more(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(memory_budget, "SPILL_ROOM", 1 << 60)
+    assert main(["check", llama(tmp_path), "--threads", "1", "--json"]) == 0
+    disk = json.loads(capsys.readouterr().out)["disk"]
+    assert disk["needed"] == 5 * disk["checkpoint"]
