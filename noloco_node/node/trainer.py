@@ -525,7 +525,7 @@ class TrainingNode(BaseNode):
         if self._thread:
             self._thread.amend(run.rounds, ended=rules.ended)
         if self._catch_up:
-            self._catch_up.wanted = replace(self._catch_up.wanted, budget=run.rounds)
+            self._catch_up.wanted.budget = run.rounds
         if self._stats.rounds_target is not None and self._ready:  # else the rounds have not begun
             self._stats.rounds_target = min(run.rounds, self._own_end)
             self._begin_rounds(rules, self._ready)

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import grpc
@@ -265,9 +264,9 @@ class CatchUp:
         if diverged and await self._has_not_diverged(samples, [r.peer_id for r in _under_way(node.seen())]):
             log.info("this node's weights are like an earlier partner's: it keeps them")
             return False
-        wanted = replace(self.wanted, own_round=own, goes_back=diverged)
-        checks = Checks(samples, judge, self._place_of)
-        state = await choose_donor.fetch_state(self._channel, others, wanted, node.waits_for, checks, pace=self._pace)
+        self.wanted.own_round, self.wanted.goes_back = own, diverged
+        checks, say = Checks(samples, judge, self._place_of), node.waits_for
+        state = await choose_donor.fetch_state(self._channel, others, self.wanted, say, checks, pace=self._pace)
         if state is not None:
             await node.adopt(state)
             self._apart.clear()

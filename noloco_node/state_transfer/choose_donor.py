@@ -66,7 +66,7 @@ Say = Callable[[str], None]
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wanted:
     """Which state is accepted."""
 
@@ -74,7 +74,7 @@ class Wanted:
     numbers: int
     """Count of fp32 numbers: two a parameter."""
     budget: int
-    """Rounds of the run: no state can be of a later one."""
+    """Rounds of the run: no state can be of a later one. Its author may give it more while a state is fetched."""
     own_round: int = 0
     """The round of this node's own weights; 0: it has none."""
     coding: Coding = Coding.FP32

@@ -222,6 +222,22 @@ def test_who_has_nothing_to_begin_with_waits_while_another_one_starts(
         play(story(*starting))
 
 
+def test_the_state_of_a_run_that_gets_more_rounds_meanwhile_may_be_of_a_later_one() -> None:
+    async def story() -> None:
+        network, node = DonorNetwork(), Node(0, [], [record("donor", BUDGET + 1)])
+        await network.donor("donor", Owner(DATA, BUDGET + 1))
+        catching = await catch_up_of(node, network)
+        coming = asyncio.create_task(catching.fetch_first_state())
+        await asyncio.sleep(choose_donor.RETRY_S / 2)
+        assert node.did == ["look"], "it looks again later"
+        catching.wanted.budget = BUDGET + 100
+        assert await coming
+        assert (node.round, node.state) == (BUDGET + 1, DATA)
+        await network.close()
+
+    play(story())
+
+
 def faulty_at(round: int) -> FaultyDonor:
     return FaultyDonor([header(FALSE, round=round), *chunks(FALSE)], round)
 
