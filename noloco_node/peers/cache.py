@@ -64,7 +64,7 @@ class PeerCache:
         if content == self._written and now < self._written_at + AGAIN_S:
             return  # nothing but the times has changed
         table = {
-            peer: {"seen": round(at), "addresses": list(map(str, addresses))}
+            peer: {"seen": int(at), "addresses": list(map(str, addresses))}
             for peer, (at, addresses) in self._peers.items()
         }
         atomic_files.write(self._path, json.dumps(table, indent=1) + "\n")
@@ -81,7 +81,7 @@ def _checked(table: object) -> dict[str, tuple[float, tuple[Address, ...]]]:
     """Only entries that `keep` could have written."""
     if not isinstance(table, dict):
         raise ValueError("it is not a table of peers")
-    found = {}
+    found, now = {}, time.time()
     for peer, entry in list(table.items())[:MAX_PEERS]:
         match entry:
             case {"seen": int() | float() as seen, "addresses": list() as addresses} if (
@@ -90,5 +90,5 @@ def _checked(table: object) -> dict[str, tuple[float, tuple[Address, ...]]]:
                 and all(isinstance(address, str) for address in addresses)
                 and (known := read_addresses(addresses, peer))
             ):
-                found[peer] = (float(seen), known)
+                found[peer] = (float(seen) if seen <= now else 0.0, known)  # by a clock that was ahead
     return found

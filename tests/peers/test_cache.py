@@ -75,6 +75,15 @@ def test_who_says_a_later_time_or_another_place_is_not_first_for_it(tmp_path: Pa
     assert ids[1] in [*PeerCache(path).peers()][:MAX_PEERS]
 
 
+def test_whom_a_clock_saw_that_was_ahead_makes_room_for_others(tmp_path: Path, ids: list[str]) -> None:
+    path, ahead = tmp_path / "peers.json", time.time() + 1e8
+    there = {peer: [f"/ip4/9.9.{n}.9/tcp/4001/p2p/{peer}"] for n, peer in enumerate(ids[:MAX_PEERS])}
+    path.write_text(json.dumps({peer: {"seen": ahead, "addresses": at} for peer, at in there.items()}))
+    assert list(PeerCache(path).peers()) == list(there), "they may be there"
+    PeerCache(path).keep([seen(ids[-1], time.time())])
+    assert next(iter(PeerCache(path).peers())) == ids[-1]
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", "null", "[" * 100_000, '{"a": 1}', "\xff", '{"a": {"seen": 1, "addresses": ["x"]}}']
 )
