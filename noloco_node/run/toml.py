@@ -88,12 +88,10 @@ def _with_files(document: dict[str, Any], folder: Path, say: Callable[[str], Non
     if not spec.keys() & {"config", "task"}:
         spec["config"] = str(found.absolute() / "config.json")
     whole = _with_config({**document, "model": spec}, folder)
-    vocabulary = whole["model"]["config"].get("vocab_size") if isinstance(whole["model"].get("config"), dict) else None
-    if (
-        document.get("data", {}).get("tokenizer", "bytes") == "bytes"
-        and isinstance(vocabulary, int)
-        and vocabulary > _OF_BYTES
-    ):
+    config, data = whole["model"].get("config"), document.get("data", {})
+    vocabulary = config.get("vocab_size") if isinstance(config, dict) else None
+    of_bytes = isinstance(data, dict) and data.get("tokenizer", "bytes") == "bytes"
+    if of_bytes and isinstance(vocabulary, int) and vocabulary > _OF_BYTES:
         raise UsageError(
             f"data.tokenizer is not theirs: these weights know {vocabulary} tokens; name the tokenizer that they were "
             "trained with, as hub:<owner>/<name>@<commit>, or what `noloco-node tokenize` prints for its file"

@@ -98,6 +98,11 @@ def test_a_folder_without_weights_is_one_sentence(folder, name):
         load(folder, f'name = "x"\n[model]\nweights = "{name}"')
 
 
+def test_what_is_no_table_beside_weights_is_named(folder):
+    with pytest.raises(UsageError, match=r"run\.toml: data must be a table, not 'stdlib'"):
+        load(folder, 'name = "x"\ndata = "stdlib"\n[model]\nweights = "mine"')
+
+
 def test_weights_of_words_need_their_tokenizer(folder):
     (folder / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": 50257}))
     text = 'name = "x"\n[model]\nweights = "mine"\n[data]\n'
