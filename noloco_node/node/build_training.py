@@ -48,11 +48,9 @@ def start(  # noqa: PLR0913, PLR0917
     """Returns at once; model, data and checkpoint are loaded on that thread. `part`: what this node trains of the run's
     task; `reads`: whether it needs the run's data for that; `weights`: the folder of those that the run begins with,
     for a node that may begin it. `brought`: the run's task, where a loop brings it."""
-    replica: Replica | None = None
 
     def build_and_resume() -> Replica:
-        nonlocal replica
-        inner = replica = build(run, config, peer_id, sources, part, reads=reads, brought=brought)
+        inner = build(run, config, peer_id, sources, part, reads=reads, brought=brought)
         inner.spill_folder = keeper.folder
         with _closed_if_it_fails(inner):
             if keeper.resume(inner.layout, using(run, inner, inner.load), inner.parameters):
@@ -62,10 +60,8 @@ def start(  # noqa: PLR0913, PLR0917
                 inner.begin_with(first_weights.check(weights, run.model.weights))
         return inner
 
-    def last_good() -> State | None:
-        return (
-            keeper.last_good(replica.layout, using(run, replica, require_good), replica.parameters) if replica else None
-        )
+    def last_good(replica: Replica) -> State | None:
+        return keeper.last_good(replica.layout, using(run, replica, require_good), replica.parameters)
 
     thread = TrainingThread(
         build_and_resume,

@@ -113,9 +113,10 @@ class TrainingThread:
         rounds: int,
         blocking: bool = False,
         fragment_elements: int = FRAGMENT_ELEMENTS,
-        last_good: Callable[[], State | None] = lambda: None,
+        last_good: Callable[[Replica], State | None] = lambda _: None,
     ) -> None:
-        """`last_good` loads the last checkpoint, to replace broken weights."""
+        """`last_good` loads the replica's last checkpoint, to replace broken weights. When the thread has ended,
+        nothing here holds the replica: somebody whose loop is over may keep its node for long."""
         self._build = build
         self._post = post
         self._budget, self._own_end, self._ended_at = rounds, _NEVER, _NEVER
@@ -549,7 +550,7 @@ class TrainingThread:
         if self._failed_before:
             raise Diverged(f"{reason}, with older weights too: the run needs a smaller learning rate, or other data")
         self._failed_before = True
-        saved = self._last_good()
+        saved = self._last_good(replica)
         if saved is None:
             replica.restart()
         else:

@@ -1,5 +1,6 @@
 """What a node and `check` build and try out before anything is trained."""
 
+import gc
 from contextlib import closing
 from pathlib import Path
 from queue import Queue
@@ -18,7 +19,8 @@ from noloco_node.loop.task import Loop
 from noloco_node.loop.turns import Turns
 from noloco_node.node import build_training
 from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
-from noloco_node.training.mailbox import Failed
+from noloco_node.training.mailbox import Failed, Ready
+from noloco_node.training.replica import Replica
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -29,17 +31,39 @@ def test_each_stage_of_an_installed_task_is_tried_out(stage: int, tmp_path: Path
         assert replica.is_stage
 
 
+RUN = Manifest(name="loop", model=ModelSpec(task="mine"), inner=InnerSpec(steps=4, batch_tokens=16))
+
+
+def own_loop() -> Loop:
+    made = torch.nn.Linear(2, 2)
+    return Loop(made, torch.optim.AdamW(made.parameters()), None, Turns())
+
+
 def test_of_a_node_that_cannot_resume_torch_holds_nothing(tmp_path: Path) -> None:
     """Its weights would stay in memory as long as the notebook in which somebody tries again."""
 
     def resume(*_: object) -> bool:
         raise Incompatible("a newer version wrote it")
 
-    keeper, made, posted = SimpleNamespace(folder=lambda: tmp_path, resume=resume), torch.nn.Linear(2, 2), Queue[Any]()
-    loop = Loop(made, torch.optim.AdamW(made.parameters()), None, Turns())
-    run = Manifest(name="loop", model=ModelSpec(task="mine"), inner=InnerSpec(steps=4, batch_tokens=16))
+    keeper, posted = SimpleNamespace(folder=lambda: tmp_path, resume=resume), Queue[Any]()
     before, config = {*_global_optimizer_pre_hooks}, NodeConfig(home=tmp_path, device="cpu")
-    build_training.start(run, config, "a", Sources(), cast("Any", keeper), posted.put, brought=loop)
+    build_training.start(RUN, config, "a", Sources(), cast("Any", keeper), posted.put, brought=own_loop())
     failed = posted.get(timeout=60)
     assert isinstance(failed, Failed) and isinstance(failed.error, Incompatible)
     assert {*_global_optimizer_pre_hooks} == before
+
+
+def test_a_node_that_has_ended_holds_no_slow_weights(tmp_path: Path) -> None:
+    """They are as much as the model twice, on its GPU, and the swarm that a notebook keeps holds the node."""
+    keeper, posted, loop = SimpleNamespace(folder=lambda: tmp_path, resume=lambda *_: False), Queue[Any](), own_loop()
+    config = NodeConfig(home=tmp_path, device="cpu")
+    thread = build_training.start(RUN, config, "a", Sources(), cast("Any", keeper), posted.put, brought=loop)
+    assert isinstance(posted.get(timeout=60), Ready)
+
+    def replicas() -> list[Replica]:
+        gc.collect()
+        return [each for each in gc.get_objects() if type(each) is Replica and each.theta is loop.theta]
+
+    assert len(replicas()) == 1
+    thread.stop(60)
+    assert not replicas()

@@ -623,7 +623,7 @@ def test_after_a_roll_back_offers_of_an_earlier_round_that_was_adopted_count() -
             replica.theta.fill_(torch.nan)
 
     around_steps(replica, before=break_in_round_four)
-    with begun(lambda: replica, rounds=8, last_good=lambda: saved, blocking=True) as watched:
+    with begun(lambda: replica, rounds=8, last_good=lambda _: saved, blocking=True) as watched:
         for round_ in (1, 2, 3, 4):
             assert watched.until(PhaseEnded).done.round == round_
             watched.thread.round_over(round_)
@@ -694,7 +694,7 @@ def test_weights_that_are_broken_are_those_of_the_last_checkpoint_again() -> Non
     saved = good.state()
     seen = []
 
-    def last_good() -> State:
+    def last_good(_: Replica) -> State:
         seen.append(1)
         return saved
 
@@ -1134,7 +1134,7 @@ def test_slow_weights_that_are_not_finite_at_a_boundary(saved: bool) -> None:
             replica.theta[5] = float("inf")
 
     around_steps(replica, after=spoil)
-    with begun(lambda: replica, last_good=lambda: good if saved else None) as watched:
+    with begun(lambda: replica, last_good=lambda _: good if saved else None) as watched:
         if not saved:
             assert isinstance(watched.until(Failed).error, Diverged)
             return
