@@ -105,19 +105,23 @@ class Swarm:
         self._node: TrainingNode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaves = False
+        self._signals: list[signal.Signals] = []
+        """Whose handler is ours, and of no swarm around this one."""
         self.over = False
         """Whether the run is over, or this node has left it, and has ended: further steps are of this model alone."""
 
     def __enter__(self) -> "Swarm":
         """Returns when the node trains: it has found the run, and where others are ahead it has taken their weights.
         Raises NolocoError."""
+        if self._thread.ident is not None:
+            raise UsageError("a swarm is entered once: make another one with loop.join or loop.start")
         # where the script ends without leaving: as atexit runs its functions, asyncio can start no thread any more
         end = weakref.WeakMethod(self._end)  # which holds no model that its loop has dropped
         threading._register_atexit(lambda: (still := end()) and still())  # type: ignore[attr-defined]
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:  # a service, a container or a terminal that ends loses nothing, as at Ctrl-C
-                if signal.getsignal(number) is signal.SIG_DFL:
-                    signal.signal(number, _ends)
+            self._signals = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+            for number in self._signals:  # a service, a container or a terminal that ends loses nothing, as at Ctrl-C
+                signal.signal(number, _ends)
         self._thread.start()
         try:
             self._wait(0.0, enters=True)
@@ -155,9 +159,6 @@ class Swarm:
         """Leaves as Ctrl-C does: a swap under way may end, and a checkpoint is written. Where the run is over, the node
         has ended by itself."""
         self._end()
-        for number in _SIGNALS:
-            if signal.getsignal(number) is _ends:
-                signal.signal(number, signal.SIG_DFL)
         if found := error or self._fault:
             self._fail(found)
         if self._fault and kind is None:
@@ -201,6 +202,9 @@ class Swarm:
         self._leave()
         if self._thread.ident is not None:
             self._thread.join()
+        for number in self._signals:
+            if signal.getsignal(number) is _ends:
+                signal.signal(number, signal.SIG_DFL)
 
     def _leave(self) -> None:
         self._leaves = True

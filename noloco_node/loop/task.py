@@ -68,6 +68,7 @@ class Loop:
         self._trained = Trained(module)
         _require_whole(self._trained)
         self.device = _device(self._trained)
+        _require_optimizer_of(self._trained, optimizer)
         if name := model.with_running_statistics(plain(module)):
             log.warning(
                 "the model's part %s %s. A node that joins late may find no state that it can use",
@@ -260,6 +261,13 @@ def _require_whole(trained: Trained) -> None:
             "the weights that are trained must be whole in each process: use DistributedDataParallel in place of FSDP "
             "or tensor parallelism"
         )
+
+
+def _require_optimizer_of(trained: Trained, optimizer: Any) -> None:
+    """Raises UsageError where it is another model's, or was made before the weights became others."""
+    theirs = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+    if theirs.isdisjoint(map(id, trained.parameters())):
+        raise UsageError("the optimizer has none of the weights that are trained: name one that changes them")
 
 
 def _device(module: nn.Module) -> torch.device:

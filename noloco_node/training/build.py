@@ -64,6 +64,11 @@ def build_replica(  # noqa: PLR0913
         memory_budget.check(lambda kind: planned(moments=kind), moments, where, memory_fraction or 1.0)
         return program
 
+    if brought and manifest.model.task is None:
+        raise UsageError(
+            "the run trains a language model, and not what a loop brings: that needs a run whose run.toml has "
+            '`model = { task = "mine" }`'
+        )
     task = part(brought or tasks.load(manifest, sources, corpus))
     if isinstance(task, Sized) and (expected := task.parameters()) is not None:
         check(expected)  # a run's author chooses the size, and to make it may take all the memory that there is

@@ -1,9 +1,11 @@
 """A loop as a replica sees it: its steps are counted, its optimizer's moments kept, and it stays what it was."""
 
 import math
+import signal
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from noloco_node.errors import NonFinite, OutOfMemory, UsageError
-from noloco_node.loop.swarm import _flags, join
+from noloco_node.loop.swarm import _flags, join, start
 from noloco_node.loop.task import Loop, Trained
 from noloco_node.loop.turns import Turns
 from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
@@ -298,6 +300,50 @@ def test_a_swarm_is_entered_first() -> None:
         swarm.step(1.0)
     with pytest.raises(UsageError, match="invitation"), swarm:
         pass
+    with pytest.raises(UsageError, match="entered once"), swarm:
+        pass
+
+
+@pytest.mark.timeout(300)
+def test_signals_are_given_back_by_the_swarm_that_took_them(tmp_path: Path) -> None:
+    """Of two in one script the inner one leaves first, and one that fails as it is entered never had them."""
+    before, made = signal.signal(signal.SIGTERM, signal.SIG_DFL), [small(), small(), small()]
+    given = [(each, torch.optim.SGD(each.parameters(), lr=0.1)) for each in made]
+
+    def entered(name: str) -> Any:
+        run = tmp_path / f"{name}.toml"
+        run.write_text(f'name = "{name}"\nmodel = {{ task = "mine" }}\n')
+        return start(run, *given.pop(), home=tmp_path / name, listen="/ip4/127.0.0.1/tcp/0")
+
+    try:
+        with pytest.raises(UsageError, match="invitation"), join("nn1", *given.pop()):
+            pass
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        with entered("outer"):
+            with entered("inner"):
+                pass
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_optimizer_of_other_weights_is_refused() -> None:
+    """As one that was made before the model was wrapped, or its class."""
+    made, other = small(), small()
+    for optimizer in (torch.optim.AdamW(other.parameters()), torch.optim.AdamW, [torch.optim.AdamW(made.parameters())]):
+        with pytest.raises(UsageError, match="none of the weights that are trained"):
+            join("nn1", made, optimizer)  # type: ignore[arg-type]
+    some = nn.ModuleList([made, other])
+    Loop(some, torch.optim.AdamW(made.parameters()), None, Turns())
+
+
+def test_a_run_that_trains_a_language_model_is_refused() -> None:
+    """Its invitation would bring volunteers who train another model."""
+    made = small()
+    task = Loop(made, torch.optim.SGD(made.parameters(), lr=0.1), None, Turns())
+    with pytest.raises(UsageError, match="trains a language model"):
+        build_replica(Manifest(name="loop"), "peer", brought=task, device="cpu")
 
 
 @pytest.mark.parametrize("loss", [0.5, np.float64(0.5), np.float32(0.5), torch.tensor([0.5], requires_grad=True)])
