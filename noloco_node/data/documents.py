@@ -158,6 +158,8 @@ class Documents:
         if self._field not in schema.names:
             there = ", ".join(schema.names[:8]) or "none"
             raise UsageError(f"{self._path} has no column {self._field!r}, the field that is read; there are: {there}")
+        if (found := schema.names.count(self._field)) > 1:
+            raise UsageError(f"{self._path} has {found} columns {self._field!r}, and one is read: rename the others")
         if (kind := str(schema.field(self._field).type)) not in ("string", "large_string", "string_view"):
             raise UsageError(f"{self._path} has no text in its column {self._field!r}, but {kind}")
 

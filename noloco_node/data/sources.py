@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from noloco_node.base.atomic_files import open_file
 from noloco_node.base.units import size, span
 from noloco_node.base.validation import listed, shown
 from noloco_node.errors import UsageError
@@ -128,7 +129,7 @@ def tokenizer_bytes(name: str, path: Path | None) -> bytes | None:
 
 def read_tokenizer(path: Path) -> bytes:
     try:
-        with path.expanduser().open("rb") as file:
+        with open_file(path.expanduser()) as file:
             content = file.read(MAX_TOKENIZER_BYTES + 1)
     except (OSError, RuntimeError) as error:
         raise UsageError(f"cannot read the tokenizer {path}: {getattr(error, 'strerror', error)}") from error
@@ -161,6 +162,8 @@ def _found(path: Path, name: str) -> Iterator[Path]:
     files = [file for file in found if file.is_file()]
     if not files and path.is_dir():
         raise UsageError(f"no file in the folder {shown(name)} ends in {listed(SUFFIXES)}: name files, or a pattern")
+    if not files and path.exists():
+        raise UsageError(f"{shown(name)} is a pipe or a device: write what comes from it to a file, and name that")
     if not files:
         raise UsageError(f"there is no file {shown(name)} here: name files, a folder of them, or a pattern")
     yield from files

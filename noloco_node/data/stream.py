@@ -42,7 +42,7 @@ class TokenStream:
         self._name = f"{seed}/{peer_id}"
         self._windows = (len(tokens) - sequence_length) // sequence_length  # whole ones, wherever an epoch begins
         if self._windows < 1:
-            raise UsageError(f"data.sequence_length: {sequence_length} is more than the text is long")
+            raise _too_short("text", len(tokens), 2 * sequence_length, sequence_length)
         self._order: NDArray[np.int64]
         self.seek((0, 0))
 
@@ -100,9 +100,13 @@ def spread(tokens: Tokens, sequence_length: int, count: int) -> Tensor:
     """Windows spread evenly over a held-out part, the same for everyone: (count, sequence_length + 1)."""
     last = len(tokens) - sequence_length - 1
     if last < 0:
-        raise UsageError(f"data.sequence_length: {sequence_length} is more than the held-out text is long")
+        raise _too_short("held-out text", len(tokens), sequence_length + 1, sequence_length)
     starts = np.linspace(0, last, count).astype(np.int64)
     return rows(tokens, starts, sequence_length)
+
+
+def _too_short(what: str, there: int, needed: int, length: int) -> UsageError:
+    return UsageError(f"data.sequence_length: {length} needs a {what} of {needed} tokens, and there are {there}")
 
 
 def rows(tokens: Tokens, starts: NDArray[np.int64], length: int) -> Tensor:

@@ -141,7 +141,7 @@ def test_a_position_of_another_text_is_refused(position: object) -> None:
 def test_a_text_is_long_enough_or_refused(size: int, length: int) -> None:
     text = TEXT[:size]
     if size < 2 * length:
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match=f"{length} needs a text of {2 * length} tokens, and there are {size}"):
             stream(length, text=text)
     else:
         assert stream(length, text=text).next(7)[0].shape == (7, length + 1)

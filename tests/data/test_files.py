@@ -374,6 +374,28 @@ def test_a_column_that_is_not_there_or_holds_no_text(tmp_path: Path) -> None:
         load(given(tmp_path, path), DataSpec(source="files", field="id"))
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_column_that_is_there_twice_is_named(suffix: str, tmp_path: Path) -> None:
+    path, column = tmp_path / f"set.{suffix}", pyarrow.array(texts(100))
+    table = pyarrow.Table.from_arrays([column, column], names=["text", "text"])
+    if suffix == "parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        with pyarrow.OSFile(str(path), "wb") as out, pyarrow.ipc.new_stream(out, table.schema) as stream:
+            stream.write_table(table)
+    with pytest.raises(UsageError, match="has 2 columns 'text', and one is read: rename the others"):
+        load(given(tmp_path, path))
+
+
+def test_a_pipe_is_said_to_be_one_and_not_waited_for(tmp_path: Path) -> None:
+    """As a shell's `<(zcat corpus.gz)` gives one: it could not be read at the next start."""
+    os.mkfifo(pipe := tmp_path / "pipe.txt")
+    with pytest.raises(UsageError, match="is a pipe or a device: write what comes from it to a file"):
+        load(given(tmp_path, pipe))
+    with pytest.raises(UsageError, match=r"cannot read the tokenizer .*: it is not a regular file"):
+        sources.read_tokenizer(pipe)
+
+
 def test_an_empty_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "blank.jsonl").write_text("\n\n")
