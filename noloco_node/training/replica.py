@@ -267,7 +267,7 @@ class Replica:
         plan = self.memory_plan, self._moments, self.theta.device, self._memory_fraction
         try:
             with torch.random.fork_rng(devices=[self.theta.device] if self.theta.is_cuda else []):
-                batch = self.stream.next(self._gradients.examples_tried)
+                batch = self._next(self._gradients.examples_tried)
                 self._gradients.try_out(batch)
                 if losses:
                     self._gradients.try_losses(batch)
@@ -291,9 +291,15 @@ class Replica:
         a step is done with it, and swaps are judged by some of it until the next one is read."""
         if self._batch is None:
             self._batch_at = self._in_stream()
-            self._batch = self.stream.next(self._gradients.examples)
+            self._batch = self._next(self._gradients.examples)
             own = min(self._gradients.examples // OWN_SHARE, OWN_TOKENS // self._task.tokens_per_example)
             self._own_examples = tuple(part[: max(1, own)] for part in self._batch)
+
+    def _next(self, examples: int) -> Batch:
+        try:
+            return self.stream.next(examples)
+        except StopIteration:  # as an iterator over a data set has it at the end of an epoch
+            raise UsageError("the task's examples have ended: a stream is endless, so let it begin again") from None
 
     @property
     def _data_position(self) -> Any:

@@ -325,7 +325,7 @@ class _Worker:
             with torch.autocast(self._device.type, self._products, enabled=self._products is not None):
                 share = self._task_loss(self._module, micro) * (order.scale * len(micro[0]) / order.of)
             share.backward()  # type: ignore[no-untyped-call]
-            loss += share.detach()
+            loss += share.detach().reshape(())
 
 
 # ---- both ------------------------------------------------------------------------------------------------------------

@@ -202,6 +202,25 @@ def test_an_evaluation_that_fails_is_found_before_the_first_step(monkeypatch: py
             inner.try_out(losses=True)
 
 
+def test_a_loss_of_one_element_is_as_good_as_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried out before the first step and found to work, works in it."""
+    plain, kept, found = own(nn.Linear(4, 1)), own(nn.Linear(4, 1)), Own.loss
+    kept.theta.copy_(plain.theta)
+    expected = plain.step()
+    monkeypatch.setattr(Own, "loss", lambda *given: found(*given)[None])
+    kept.try_out(losses=True)
+    assert kept.step() == expected
+
+
+def test_a_stream_that_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = own(nn.Linear(4, 1))
+    inner.step()
+    monkeypatch.setattr(Points, "next", lambda *_: next(iter(())))
+    for again in (inner.step, inner.try_out):
+        with pytest.raises(UsageError, match="examples have ended: a stream is endless"):
+            again()
+
+
 class Place(dict[str, int]):
     pass
 

@@ -311,7 +311,7 @@ class Gradients:
     def _backward(self, micro: Batch, share: float) -> Tensor:
         loss = self._loss(micro) * (share * self._scale.value if self._scale else share)
         loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+        return loss.detach().reshape(())  # one element is as good
 
     def _loss(self, micro: Batch) -> Tensor:
         with self._precision():
