@@ -60,7 +60,7 @@ def start(args: argparse.Namespace, train: Train = _train) -> int:
     if not settings.linger and _is_over(run, Home(settings.home)):
         return 0
     sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
-    with _prepared(settings) as (home, settings):
+    with _prepared(settings, whole=train is _train) as (home, settings):
         from noloco_node.base.identity import Identity
         from noloco_node.data.pin_commit import pinned
 
@@ -131,7 +131,7 @@ def join(args: argparse.Namespace, train: Train = _train) -> int:
             f"it goes on with the run of last time, and {home.root} knows no {'way to it' if earlier else 'run'}"
         )
     try:
-        with _prepared(settings) as (home, settings):
+        with _prepared(settings, whole=train is _train) as (home, settings):
             if say:
                 report(say)
             return train(settings, signed, partial(_afresh, home))
@@ -199,10 +199,11 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextmanager
-def _prepared(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
-    """Creates and locks the home, opens its log, checks the port, and finds an address that answers."""
+def _prepared(settings: NodeConfig, *, whole: bool = True) -> Iterator[tuple[Home, NodeConfig]]:
+    """Creates and locks the home, opens its log, checks the port, and finds an address that answers. `whole`: whether
+    the process is the node's."""
     home = Home(settings.home).create()
-    with home.lock(), log_setup.written(home, settings.log_level, settings.log_format):
+    with home.lock(), log_setup.written(home, settings.log_level, settings.log_format, whole=whole):
         check_port(settings.listen)
         yield home, asyncio.run(_afresh(home, settings))
 

@@ -18,26 +18,34 @@ from noloco_node.host.home import Home
 
 LOG_FILES = 3
 _LOG_BYTES = 8 << 20  # at most, each of the three: weeks of a node, without filling a disk
+_LIBRARIES = "asyncio", "grpc", "hivemind"
+"""Of a node: what they say is about it."""
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @contextmanager
-def written(home: Home, level: str, form: str) -> Iterator[None]:
-    """All records to the file, and this package's, from INFO on, to the terminal. `form`: one of config.LOG_FORMATS."""
+def written(home: Home, level: str, form: str, *, whole: bool = True) -> Iterator[None]:
+    """All records to the file, and this package's, from INFO on, to the terminal. `form`: one of config.LOG_FORMATS.
+    `whole` False: the process is somebody else's, whose records and warnings go where they went before; the file has
+    those of a node alone."""
     as_text = {"encoding": "utf-8", "errors": "backslashreplace"}  # a path may be no text
     file = _LogFile(home.log, maxBytes=_LOG_BYTES, backupCount=LOG_FILES - 1, delay=True, **as_text)
     file.setFormatter(_JsonFormatter() if form == "json" else logging.Formatter(_FILE_FORMAT))
     terminal = logging.StreamHandler(sys.stderr)
     terminal.setLevel(logging.INFO)
     terminal.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter(datefmt="%H:%M:%S"))
-    root, ours = logging.getLogger(), logging.getLogger("noloco_node")
-    before = root.level
-    root.setLevel(level.upper())
+    ours, others = logging.getLogger("noloco_node"), map(logging.getLogger, _LIBRARIES)
+    kept = [logging.getLogger()] if whole else [ours, *others]
+    before = kept[0].level
+    kept[0].setLevel(level.upper())
+    ours.propagate = whole  # else a handler of the loop's own would print each line again
     logging.getLogger("grpc").setLevel(logging.WARNING)  # its debug records refer to objects that are being freed
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_lost_caller)
-    root.addHandler(file)
+    for each in kept:
+        each.addHandler(file)
     ours.addHandler(terminal)
-    logging.captureWarnings(True)
+    if whole:
+        logging.captureWarnings(True)
     try:
         yield
     except Exception as error:
@@ -46,10 +54,13 @@ def written(home: Home, level: str, form: str) -> Iterator[None]:
             ours.error("ended with exit code %d: %s", expected.exit_code, expected)
         raise
     finally:
-        logging.captureWarnings(False)
+        if whole:
+            logging.captureWarnings(False)
         ours.removeHandler(terminal)
-        root.removeHandler(file)
-        root.setLevel(before)
+        for each in kept:
+            each.removeHandler(file)
+        kept[0].setLevel(before)
+        ours.propagate = True
         ours.setLevel(logging.NOTSET)  # `logs --level` may have set it
         file.close()
 

@@ -1,6 +1,7 @@
 """What a node's log leaves out."""
 
 import logging
+import warnings
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,25 @@ def test_a_full_disk_costs_the_log_and_no_traceback(tmp_path: Path, capsys: pyte
         logging.getLogger("noloco_node").info("a round")
     said = capsys.readouterr().err
     assert "a round" in said and "Traceback" not in said
+
+
+def test_in_a_process_that_is_somebody_elses_its_own_records_go_where_they_went(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a loop, which has its own logging: nothing of it is lost, and nothing of ours comes twice."""
+    home, root = Home(tmp_path).create(), logging.getLogger()
+    before = root.level, list(root.handlers), warnings.showwarning
+    with log_setup.written(home, "info", "text", whole=False):
+        assert (root.level, list(root.handlers), warnings.showwarning) == before
+        logging.getLogger("noloco_node.x").info("a round")
+        logging.getLogger("asyncio").error("a task of the node")
+        logging.getLogger("mine").error("a word of the loop")
+    assert [record.getMessage() for record in caplog.records] == ["a task of the node", "a word of the loop"]
+    assert "a round" in capsys.readouterr().err
+    written = home.log.read_text()
+    assert "a round" in written and "a task of the node" in written and "a word of the loop" not in written
+    logging.getLogger("noloco_node.x").warning("afterwards")
+    assert caplog.records[-1].getMessage() == "afterwards"
 
 
 def test_a_path_that_is_no_text_costs_no_line_and_no_traceback(

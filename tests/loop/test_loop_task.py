@@ -1,8 +1,10 @@
 """A loop as a replica sees it: its steps are counted, its optimizer's moments kept, and it stays what it was."""
 
+import logging
 import math
 import signal
 import threading
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -306,8 +308,11 @@ def test_a_swarm_is_entered_first() -> None:
 
 @pytest.mark.timeout(300)
 def test_signals_are_given_back_by_the_swarm_that_took_them(tmp_path: Path) -> None:
-    """Of two in one script the inner one leaves first, and one that fails as it is entered never had them."""
+    """Of two in one script the inner one leaves first, and one that fails as it is entered never had them. What the
+    loop logs, and its warnings, go where they went before."""
     before, made = signal.signal(signal.SIGTERM, signal.SIG_DFL), [small(), small(), small()]
+    root = logging.getLogger()
+    logs = root.level, list(root.handlers), warnings.showwarning
     given = [(each, torch.optim.SGD(each.parameters(), lr=0.1)) for each in made]
 
     def entered(name: str) -> Any:
@@ -323,6 +328,7 @@ def test_signals_are_given_back_by_the_swarm_that_took_them(tmp_path: Path) -> N
             with entered("inner"):
                 pass
             assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+            assert (root.level, list(root.handlers), warnings.showwarning) == logs
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
