@@ -37,8 +37,8 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]
         with suppress(Exception):  # one that was interrupted, as in a notebook, has said why
             self.on_train_end(args, state, control)
         model, optimizer = given["model"], given["optimizer"]
-        self._hook = model.register_forward_hook(self._look, with_kwargs=True)
         self.swarm = self._enter(model, optimizer).__enter__()
+        self._hook = model.register_forward_hook(self._look, with_kwargs=True)
 
     def _look(self, model: nn.Module, _given: Any, named: dict[str, Any], found: Any) -> None:
         """A Trainer tells its callbacks no loss of a step: a micro-batch's is taken where the model computes it. It is

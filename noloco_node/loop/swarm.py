@@ -148,7 +148,7 @@ class Swarm:
             assert self._node
             return self._node.status()
 
-        if self._loop is None or not self._thread.is_alive():
+        if self._loop is None or self._loop.is_closed():
             raise NolocoError("the node does not run")
         answer: Future[StatusView] = asyncio.run_coroutine_threadsafe(ask(), self._loop)
         return answer.result(ANSWER_S)

@@ -9,6 +9,7 @@ import torch
 from pretended_device import pretended_gpu
 from torch import nn
 
+from noloco_node.errors import UsageError
 from noloco_node.loop.task import Trained
 from noloco_node.training import model
 
@@ -153,6 +154,19 @@ def test_a_training_that_was_interrupted_is_left_before_the_next_one_begins() ->
         callback.on_train_begin(None, None, None, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     assert [swarm.left for swarm in swarms] == [True, False] and callback.swarm is swarms[1]
     assert len(model._forward_hooks) == 1
+
+
+def test_a_training_that_could_not_begin_leaves_the_model_as_it_was() -> None:
+    """Else each micro-batch's loss would count twice in the next one."""
+    from noloco_node.loop.hugging_face import SwarmCallback
+
+    def enter(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        raise UsageError("as where another node has the home")
+
+    callback, model = SwarmCallback(enter), Mean()
+    with pytest.raises(UsageError):
+        callback.on_train_begin(None, None, None, model=model, optimizer=None)
+    assert not model._forward_hooks
 
 
 def test_losses_of_a_step_may_lie_on_several_devices() -> None:

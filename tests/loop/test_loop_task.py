@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from noloco_node.errors import NonFinite, OutOfMemory, UsageError
+from noloco_node.errors import NolocoError, NonFinite, OutOfMemory, UsageError
 from noloco_node.loop.swarm import _flags, join, start
 from noloco_node.loop.task import Loop, Trained
 from noloco_node.loop.turns import Turns
@@ -332,6 +332,29 @@ def test_signals_are_given_back_by_the_swarm_that_took_them(tmp_path: Path) -> N
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.timeout(300)
+def test_a_status_that_is_asked_for_as_the_node_ends_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """As after the step at which the run was over, while the node's thread is still ending."""
+    run, made, said = tmp_path / "run.toml", small(), list[BaseException]()
+    run.write_text('name = "one"\nrounds = 1\nmodel = { task = "mine" }\ninner = { steps = 1 }\n')
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    with start(run, made, optimizer, home=tmp_path / "home", listen="/ip4/127.0.0.1/tcp/0") as swarm:
+        end = swarm._turns.end
+
+        def ends() -> None:
+            try:
+                swarm.status()
+            except Exception as error:  # noqa: BLE001 - whatever it is
+                said.append(error)
+            end()
+
+        swarm._turns.end = ends
+        while not swarm.over:
+            swarm.step(0.5)
+    (error,) = said
+    assert isinstance(error, NolocoError) and str(error) == "the node does not run"
 
 
 def test_an_optimizer_of_other_weights_is_refused() -> None:
