@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 ANSWER_S = 10.0
 _SIGNALS = signal.SIGTERM, signal.SIGHUP
 """Which end a script that has no handler of its own for them."""
+_REPEATED = {"announce", "bootstrap"}
+"""Flags that may be typed several times: as keywords, once with a list."""
+_OF_THE_LOOP = {"device", "micro_batch", "moments", "compile", "no_compile", "checkpoint_activations"}
 
 T = TypeVar("T")
 
@@ -254,10 +257,11 @@ def _ends(number: int, _: FrameType | None) -> NoReturn:
 
 def _flags(settings: dict[str, Any]) -> list[str]:
     """As they are typed."""
-    if "device" in settings:
-        raise UsageError("device: the model's own is taken")
     words = []
-    for name, value in settings.items():
+    for name, given in settings.items():
+        if name in _OF_THE_LOOP:
+            raise UsageError(f"{name}: that is the loop's own business, and no setting of its node")
         flag = f"--{name.replace('_', '-')}"
-        words += [] if value is None or value is False else [flag] if value is True else [flag, str(value)]
+        for value in given if name in _REPEATED and isinstance(given, list | tuple) else [given]:
+            words += [] if value is None or value is False else [flag] if value is True else [flag, str(value)]
     return words

@@ -291,8 +291,15 @@ def test_flags_are_typed_as_they_are_meant() -> None:
         *("--home", "/a b"),
         "--start-over",
     ]
-    with pytest.raises(UsageError, match="device"):
-        _flags({"device": "cpu"})
+    assert _flags({"bootstrap": ["/ip4/a", "/ip4/b"], "announce": ()}) == [
+        "--bootstrap",
+        "/ip4/a",
+        "--bootstrap",
+        "/ip4/b",
+    ]
+    for name, value in (("device", "cpu"), ("compile", True), ("moments", "8bit")):
+        with pytest.raises(UsageError, match=f"{name}: that is the loop's own"):
+            _flags({name: value})
 
 
 def test_a_swarm_is_entered_first() -> None:
