@@ -441,7 +441,7 @@ def _known(kept: Mapping[str, object]) -> dict[str, object]:
 
 
 def _parsed(key: str, value: object, where: str) -> object:
-    if value in ("none", ["none"]):  # the one way to take back what is remembered
+    if value in remembered.TAKEN_BACK:
         return _DEFAULTS[key]
     try:
         return _PARSERS[key](value)

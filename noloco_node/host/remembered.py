@@ -15,6 +15,9 @@ from noloco_node.host.home import Home
 
 log = logging.getLogger(__name__)
 
+TAKEN_BACK = "none", ["none"]
+"""The one way to take back what is remembered; it is remembered itself."""
+
 _OF_ONE_RUN = ("run", "trust", "token", "data", "encoding", "tokenizer", "weights", "stage")
 """Not passed on to another run: its author is another one, and so may be whom these files are for. The rest is about
 this machine, and what its volunteer allows: a limit holds until another one is given, whichever the run."""
@@ -62,7 +65,7 @@ def keep(home: Home, given: Mapping[str, object], run_id: str, author: str, port
 
 def _from_anywhere(key: str, value: object) -> object:
     """Files by their whole path: the next `join` may be typed in another folder; not where its name cannot be typed."""
-    if key not in _FILES:
+    if key not in _FILES or value in TAKEN_BACK:
         return value
     names = value if isinstance(value, list | tuple) else [value]
     whole = [str(Path(str(name)).expanduser().absolute()) for name in names]

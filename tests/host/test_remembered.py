@@ -96,10 +96,13 @@ def test_an_address_alone_may_lead_to_another_run(home: Home) -> None:
 
 def test_none_takes_back_what_is_remembered(home: Home) -> None:
     remembered.keep(home, {**GIVEN, "web": "127.0.0.1:8090", "announce": [ADDRESS]}, RUN, PEER)
-    second = load(home, max_upload="none", announce=["none"])
+    second = load(home, max_upload="none", announce=["none"], data=["none"], tokenizer="none")
     assert (second.max_upload, second.announce, second.web) == (None, (), "127.0.0.1:8090")
+    assert (second.data, second.tokenizer) == ((), None)
     remembered.keep(home, second.given, RUN, PEER)
-    assert load(home).max_upload is None
+    third = load(home)
+    assert third.max_upload is None
+    assert (third.data, third.tokenizer) == ((), None), "and is no file of this folder that is called so"
 
 
 def test_what_is_on_or_off_can_be_taken_back(home: Home) -> None:
