@@ -59,9 +59,17 @@ class Island:
 
     @classmethod
     def here(cls) -> "Island | None":
-        """None: this process is alone."""
-        together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        return cls() if together else None
+        """None: this process is alone. Raises UsageError where it is not, and does not know the others yet."""
+        if not dist.is_available():
+            return None
+        if not dist.is_initialized():
+            if dist.is_torchelastic_launched() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                raise UsageError(
+                    "torchrun has started several processes: call torch.distributed.init_process_group before the "
+                    "swarm is made, else each of them is a node"
+                )
+            return None
+        return cls() if dist.get_world_size() > 1 else None
 
     # ---- the first process ----
     def tell(self, news: News, theta: Tensor, optimizer: LoopOptimizer) -> None:

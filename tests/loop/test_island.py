@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from noloco_node.errors import UsageError
 from noloco_node.loop import island
 
 
@@ -33,3 +34,14 @@ def test_gloo_has_let_go_of_what_was_sent(alone: None, monkeypatch: pytest.Monke
         island.broadcast(weights)
         assert len(given) == number and given[-1]() is None
     assert torch.equal(weights, torch.ones(1000))
+
+
+def test_processes_that_do_not_know_each_other_yet_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would be a node, and change weights that DistributedDataParallel takes for the same in all of them."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert island.Island.here() is None, "somebody else's variable"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "as torchrun sets it")
+    with pytest.raises(UsageError, match=r"call torch\.distributed\.init_process_group before"):
+        island.Island.here()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert island.Island.here() is None
