@@ -179,7 +179,8 @@ def _other_version(versions: frozenset[str]) -> str:
     return (
         "every node of the run that has weights refuses this one as incompatible: this is version "
         f"{VERSION} with protocol {PROTOCOL}, they say {', '.join(sorted(versions))}. Install "
-        "their version, with the libraries that its pyproject.toml names"
+        "their version, with the libraries that its pyproject.toml names; where a script brings the model, make it the "
+        "same as theirs"
     )
 
 
