@@ -45,9 +45,10 @@ class Trained(nn.Module):
 
 
 def plain(module: nn.Module) -> nn.Module:
-    """Without what names its weights otherwise: DistributedDataParallel, and torch's compiler, whose import takes
+    """Without what names its weights otherwise: torch's ways to use several GPUs, and its compiler, whose import takes
     seconds."""
-    inner: Any = module.module if isinstance(module, DistributedDataParallel) else getattr(module, "_orig_mod", None)
+    parallel = isinstance(module, (DistributedDataParallel, nn.DataParallel))
+    inner: Any = module.module if parallel else getattr(module, "_orig_mod", None)
     return plain(inner) if inner is not None else module
 
 

@@ -183,6 +183,7 @@ def test_what_torch_and_accelerate_put_around_them_changes_nothing() -> None:
     bare, made = small(), small()
     compiled = torch.compile(made, backend="eager")
     assert model.layout_digest(Trained(compiled)) == model.layout_digest(Trained(bare))
+    assert model.layout_digest(Trained(nn.DataParallel(compiled))) == model.layout_digest(Trained(bare))
     by_parts = nn.Sequential(torch.compile(nn.Linear(4, 4), backend="eager"), nn.Linear(4, 4).requires_grad_(False))
     whole = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False))
     assert model.layout_digest(Trained(by_parts)) == model.layout_digest(Trained(whole)), "only some of its parts"
