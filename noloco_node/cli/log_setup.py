@@ -59,9 +59,9 @@ def written(home: Home, level: str, form: str, *, whole: bool = True) -> Iterato
         ours.removeHandler(terminal)
         for each in kept:
             each.removeHandler(file)
-        kept[0].setLevel(before)
         ours.propagate = True
         ours.setLevel(logging.NOTSET)  # `logs --level` may have set it
+        kept[0].setLevel(before)
         file.close()
 
 

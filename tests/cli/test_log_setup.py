@@ -34,8 +34,9 @@ def test_in_a_process_that_is_somebody_elses_its_own_records_go_where_they_went(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of a loop, which has its own logging: nothing of it is lost, and nothing of ours comes twice."""
-    home, root = Home(tmp_path).create(), logging.getLogger()
+    home, root, ours = Home(tmp_path).create(), logging.getLogger(), logging.getLogger("noloco_node")
     before = root.level, list(root.handlers), warnings.showwarning
+    ours.setLevel("ERROR")
     with log_setup.written(home, "info", "text", whole=False):
         assert (root.level, list(root.handlers), warnings.showwarning) == before
         logging.getLogger("noloco_node.x").info("a round")
@@ -45,6 +46,8 @@ def test_in_a_process_that_is_somebody_elses_its_own_records_go_where_they_went(
     assert "a round" in capsys.readouterr().err
     written = home.log.read_text()
     assert "a round" in written and "a task of the node" in written and "a word of the loop" not in written
+    assert ours.level == logging.ERROR
+    ours.setLevel(logging.NOTSET)
     logging.getLogger("noloco_node.x").warning("afterwards")
     assert caplog.records[-1].getMessage() == "afterwards"
 
