@@ -393,8 +393,10 @@ class TrainingThread:
             log.debug("training ended", exc_info=error)
             if memory_budget.is_out_of_memory(error):
                 error = OutOfMemory("the model does not fit into memory: join another run, or free some")
-            elif not isinstance(error, Exception):  # it would end the event loop, too
-                error = NolocoError(f"training ended with {type(error).__name__}: {error}")
+            elif not isinstance(error, Exception) or isinstance(error, StopIteration):
+                # the one would end the event loop too, the other be another error where a coroutine raises it
+                said = NolocoError(f"training ended with {type(error).__name__}: {error}".removesuffix(": "))
+                error = said.with_traceback(error.__traceback__)
             self._post(Failed(error))
         finally:
             self._mailbox.close()

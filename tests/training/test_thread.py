@@ -741,6 +741,7 @@ def test_a_checkpoint_at_the_very_end_of_a_phase_goes_on_with_its_boundary() -> 
         (torch.OutOfMemoryError(), OutOfMemory),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), OutOfMemory),
         (SystemExit(), NolocoError),
+        (StopIteration(), NolocoError),
     ],
 )
 def test_what_ends_the_thread_is_posted(raised: BaseException, posted: type[Exception]) -> None:
