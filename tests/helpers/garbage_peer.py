@@ -29,8 +29,8 @@ WITHIN_S = 10.0
 AT_ONCE = 8
 LIMIT_S = 90.0
 """After which a stream that nobody closes is given up."""
-HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
-"""The preface, and settings."""
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5) + bytes(3) + b"\x04\x01" + bytes(4)
+"""The preface, settings, and that the other's settings are acknowledged."""
 BYTES = bytes(32)
 MADE_HERE, ENDED_BEFORE = "Internal error from Core", "ended before all was sent"
 FRAME_HEADER, HEADERS, RESET, GO_AWAY, END_OF_STREAM = 9, 1, 3, 7, 1

@@ -11,8 +11,10 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+import raw_http2 as http2
 from hypothesis import given
 from hypothesis import strategies as st
+from raw_http2 import frame
 
 from noloco_node.transport import base, interceptor
 from noloco_node.transport.grpc_bridge import open_channel
@@ -24,20 +26,13 @@ DEADLINE_S = 60.0
 REFUSALS = 5
 
 
-def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
-    """Of HTTP/2."""
-    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
-
-
 def raw_call(stream: int, **more: str) -> bytes:
-    fields = {":method": "POST", ":scheme": "http", ":path": "/test.Service/Call", ":authority": "x", "te": "trailers"}
-    fields |= {"content-type": "application/grpc", **more}
-    parts = [b"\x00" + bytes([len(k)]) + k.encode() + bytes([len(v)]) + v.encode() for k, v in fields.items()]
-    return frame(1, 4, stream, b"".join(parts)) + frame(0, 1, stream, bytes(5))
+    call = {**http2.REQUEST, ":path": "/test.Service/Call", **http2.GRPC, **more}
+    return http2.headers(stream, http2.fields(call.items())) + frame(http2.DATA, 1, stream, bytes(5))
 
 
 UNREAD = (
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    http2.PREFACE
     + frame(4, 0, 0, (4).to_bytes(2, "big") + (2**31 - 1).to_bytes(4, "big"))
     + frame(8, 0, 0, (2**31 - 1 - 65535).to_bytes(4, "big"))
     + raw_call(1)
