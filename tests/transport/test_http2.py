@@ -97,6 +97,22 @@ async def test_who_sends_much_and_acknowledges_nothing_is_not_read_for_long(serv
     writer.close()
 
 
+async def test_pings_are_answered_and_end_no_connection(served: Served) -> None:
+    """gRPC closed it; where the caller read nothing, it did not come to that, and each further ping took longer."""
+    pings = 1000
+    reader, writer = await asyncio.open_unix_connection(served.path)
+    writer.write(http2.PREFACE + SETTINGS + ACK + http2.frame(http2.PING, 0, 0, b"12345678") * pings)
+    said = b""
+    async with asyncio.timeout(STEP_S):
+        while said.count(b"12345678") < pings:
+            more = await reader.read(1 << 16)
+            assert more, "the connection ended"
+            said += more
+        writer.write(http2.headers(1, CALL))
+        await until(lambda: bool(served.met))
+    writer.close()
+
+
 @pytest.mark.parametrize("acknowledges", [False, True])
 async def test_a_called_peer_without_an_end_to_its_headers_is_not_read(tmp_path: Path, acknowledges: bool) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
