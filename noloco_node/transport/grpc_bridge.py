@@ -77,6 +77,7 @@ CHANNEL_OPTIONS = [
     # By default up to two minutes, in which every call fails at once. A peer, or our own p2pd, is back sooner, and
     # a peer that fails twice in a row is not called for a minute.
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.default_authority", "peer"),  # else the path of our unix socket, which may name the user
     ("grpc.enable_retries", 0),  # gRPC must not repeat a swap by itself
     ("grpc.use_local_subchannel_pool", 1),  # two nodes in one process (tests) must not share connections
 ]

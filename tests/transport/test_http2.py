@@ -1,6 +1,7 @@
 """What a peer that is no gRPC may send inside a stream, and what gRPC must not be given of it."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,24 @@ async def test_a_called_peer_without_an_end_to_its_headers_is_not_read(tmp_path:
     for writer in ends:
         writer.close()
     peer.close()
+
+
+async def test_a_called_peer_does_not_learn_where_this_machine_keeps_its_files(tmp_path: Path) -> None:
+    """A call names the host that it is for, which for gRPC is the path of the unix socket."""
+
+    async def dial(peer: str) -> Streams:
+        near, far = socket.socketpair()
+        ends.append(await asyncio.open_unix_connection(sock=far, limit=BUFFER_BYTES))
+        ends[0][1].write(SETTINGS + ACK)
+        return await asyncio.open_unix_connection(sock=near, limit=BUFFER_BYTES)
+
+    ends: list[Streams] = []
+    outbound = Outbound(tmp_path, dial)
+    call = outbound.channel("peer").unary_unary("/test.Service/Call")(b"", timeout=STEP_S)
+    async with asyncio.timeout(STEP_S):
+        await until(lambda: bool(ends))
+        said = await ends[0][0].readuntil(b"content-type")
+    assert b":authority" in said and tmp_path.name.encode() not in said
+    call.cancel()
+    await outbound.close()
+    ends[0][1].close()
