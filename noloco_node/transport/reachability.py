@@ -18,7 +18,7 @@ from dataclasses import replace
 import grpc.aio
 
 from noloco_node.base import periodic, places
-from noloco_node.base.addresses import Address, ip_address, seen_outside
+from noloco_node.base.addresses import Address, for_others, ip_address, seen_outside
 from noloco_node.transport import relay, self_view
 from noloco_node.transport.p2pd.control import P2pdControl
 from noloco_node.transport.probe import is_of_this_machine
@@ -71,10 +71,10 @@ class Reachability:
         self.skew: self_view.ClockSkew | None = None
 
     def addresses(self, own: Sequence[Address]) -> list[Address]:
-        """`own` and those that were found, the best first."""
+        """`own` and those that were found, the best first; loopback only if there is nothing else."""
         if self._relays == ONLY:
             return list(self._relayed)
-        return list(dict.fromkeys([*self._outside, *own, *self._relayed]))
+        return for_others(list(dict.fromkeys([*self._outside, *own, *self._relayed])))
 
     async def begin(self, control: P2pdControl, found: Callable[[], Sequence[Address]]) -> None:
         """The first verdict, by which a node decides whether to store records for others."""

@@ -12,7 +12,7 @@ from virtual_clock import run_virtual
 
 from noloco_node.base import places
 from noloco_node.base.addresses import Address
-from noloco_node.transport import reachability, self_view
+from noloco_node.transport import reachability, relay, self_view
 from noloco_node.transport.reachability import AUTO, DIRECTLY, KEEP_S, MAPPED, OFF, OUTGOING, RELAYED, Reachability
 from noloco_node.wire import mirror_pb2 as pb
 from noloco_node.wire.mirror_pb2_grpc import MirrorServicer, add_MirrorServicer_to_server
@@ -53,6 +53,24 @@ def test_a_node_seen_at_any_address_of_its_machine_is_reached_directly(
     found = run_virtual(main())
     assert found.verdict == verdict
     assert str(found.addresses([])[0]) == "/ip4/192.0.2.1/tcp/4001/p2p/us"
+
+
+async def test_a_node_that_has_ipv6_alone_and_listens_for_ipv4_is_called_over_its_relay_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It gave everybody its loopback address first, so that it seemed to be at the place of all such nodes."""
+
+    async def granted(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(relay, "reserve", granted)
+    door = Address("ip6", "2001:db9::5", 4001, "helper")
+    found = Reachability("us", AUTO, {"helper": [door]}, {"helper"}, list, str, str, always)
+    here = Address("ip4", "127.0.0.1", 4002, "us")
+    assert found.addresses([here]) == [here]
+    await found.reserve(None)
+    (way,) = found.addresses([here])
+    assert (way.relay, way.host) == ("helper", door.host) and places.claimed("us", [way]) == places.RELAYED
 
 
 @pytest.mark.parametrize(
