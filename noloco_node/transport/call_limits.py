@@ -15,7 +15,7 @@ FOR_STRANGERS = 192
 """Of these: the others are kept for partners."""
 OF_PEER, OF_PLACE = 16, 40
 """An honest peer has two swaps, a download with its look-ups, and up to eight questions to a relay. A household has a
-few peers; one place alone can hold 60 MiB of requests."""
+few peers; one place alone can hold 230 MB of requests, as gRPC reads 5.7 MB ahead of a call that waits."""
 PEER_A_MINUTE, PLACE_A_MINUTE = 600, 2400
 """A node whose rounds take a second makes about a hundred. A call costs about 1 ms, so one place has at most 4% of a
 core."""
