@@ -9,7 +9,6 @@ import asyncio
 import json
 import random
 import resource
-import struct
 import sys
 import time
 from collections import Counter
@@ -18,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import raw_http2 as http2
 
 from noloco_node.base.addresses import ANY_LOCAL_PORT, parse
 from noloco_node.base.identity import Identity
+from noloco_node.rounds.service import EXCHANGE, SWAP
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.wire import mirror_pb2 as mirror
 from noloco_node.wire import peer_pb2 as pb
@@ -29,11 +30,10 @@ WITHIN_S = 10.0
 AT_ONCE = 8
 LIMIT_S = 90.0
 """After which a stream that nobody closes is given up."""
-HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5) + bytes(3) + b"\x04\x01" + bytes(4)
-"""The preface, settings, and that the other's settings are acknowledged."""
+BEGINNING = http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0) + http2.frame(http2.SETTINGS, http2.ACK, 0)
 BYTES = bytes(32)
 MADE_HERE, ENDED_BEFORE = "Internal error from Core", "ended before all was sent"
-FRAME_HEADER, HEADERS, RESET, GO_AWAY, END_OF_STREAM = 9, 1, 3, 7, 1
+FRAME_HEADER, RESET, GO_AWAY = 9, 3, 7
 """Of HTTP/2."""
 
 
@@ -156,37 +156,23 @@ def call_ended(said: bytes) -> bool:
     """Whether these HTTP/2 frames have the trailers of the call, its reset, or the connection's end."""
     while len(said) >= FRAME_HEADER:
         length, kind, flags = int.from_bytes(said[:3], "big"), said[3], said[4]
-        if kind in (RESET, GO_AWAY) or (kind == HEADERS and flags & END_OF_STREAM):
+        if kind in (RESET, GO_AWAY) or (kind == http2.HEADERS and flags & http2.END_OF_STREAM):
             return True
         said = said[FRAME_HEADER + length :]
     return False
 
 
-def headers(method: str) -> bytes:
-    """Of a gRPC call, as HTTP/2 without compression."""
-
-    def text(value: str) -> bytes:
-        return struct.pack("B", len(value)) + value.encode()
-
-    pairs = {":method": "POST", ":scheme": "http", ":path": method, ":authority": "x", "te": "trailers"}
-    pairs["content-type"] = "application/grpc"
-    block = b"".join(b"\x00" + text(name) + text(value) for name, value in pairs.items())
-    return len(block).to_bytes(3, "big") + b"\x01\x04" + (1).to_bytes(4, "big") + block
-
-
-def data(payload: bytes) -> bytes:
-    return len(payload).to_bytes(3, "big") + b"\x00\x00" + (1).to_bytes(4, "big") + payload
-
-
 async def raw(transport: Libp2pTransport, peer: str, told: dict[str, Any]) -> dict[str, Any]:
     """What claims too much: an HTTP/2 frame of 16 MiB, a gRPC message of 4 GiB, a protobuf field of 1 TiB, garbage."""
-    call = HTTP2 + headers("/noloco_node.wire.Exchange/Swap")
+    about = {**http2.REQUEST, ":path": f"/{EXCHANGE}/{SWAP}", **http2.GRPC}
+    call = BEGINNING + http2.headers(1, http2.fields(about.items()))
     tebibyte = b"\x12" + b"\x80\x80\x80\x80\x80\x20"  # a length-delimited field of 2**40 bytes
+    message = b"\x00" + len(tebibyte).to_bytes(4, "big") + tebibyte
     claims = {
         "garbage": random.Random(told["seed"]).randbytes(200),
-        "a frame of 16 MiB": HTTP2 + b"\xff\xff\xff\x00\x00" + (1).to_bytes(4, "big"),
-        "a message of 4 GiB": call + data(b"\x00\xff\xff\xff\xff"),
-        "a field of 1 TiB": call + data(b"\x00" + len(tebibyte).to_bytes(4, "big") + tebibyte),
+        "a frame of 16 MiB": BEGINNING + b"\xff\xff\xff\x00\x00" + (1).to_bytes(4, "big"),
+        "a message of 4 GiB": call + http2.frame(http2.DATA, 0, 1, b"\x00\xff\xff\xff\xff"),
+        "a field of 1 TiB": call + http2.frame(http2.DATA, 0, 1, message),
     }
     found = {name: await ended_after(transport, peer, said) for name, said in claims.items()}
     found["nothing"] = await ended_after(transport, peer, b"")
