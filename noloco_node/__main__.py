@@ -10,9 +10,9 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from io import TextIOWrapper
+from io import BufferedWriter, FileIO, TextIOWrapper
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 INTERRUPTED = 130  # errors.EXIT_INTERRUPTED, which is imported after the handlers are set
 _SHOW_CURSOR = b"\x1b[?25h"  # a progress line may have hidden it
@@ -45,6 +45,16 @@ for _each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(_each, _on_signal)
 
 
+class _Stderr(FileIO):
+    """Nobody may read it any more, or its disk be full: that ends no verb, and changes no exit code."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
 def _open_streams() -> None:
     """So that printing cannot fail for a letter that the terminal does not have, as in the name of a home. One that was
     closed would be the next file that is opened, and get what libraries print."""
@@ -53,6 +63,9 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stderr, TextIOWrapper):
+        out = BufferedWriter(_Stderr(sys.stderr.fileno(), "w", closefd=False))
+        sys.stderr = TextIOWrapper(out, sys.stderr.encoding, "backslashreplace", line_buffering=True)
 
 
 def program() -> NoReturn:

@@ -59,13 +59,13 @@ def _report(error: BaseException, args: list[str]) -> int:
     match known(error) or error:
         case NolocoError() as expected:
             return _say(str(expected), expected.exit_code, args)
+        case BrokenPipeError() | SystemExit(__context__=BrokenPipeError()):  # rich exits with 1 then
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
+            return 0
         case SystemExit() as asked:  # argparse, after --help and --version
             return asked.code if isinstance(asked.code, int) else 0
         case KeyboardInterrupt():
             return EXIT_INTERRUPTED
-        case BrokenPipeError():
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
-            return 0
         case OSError(errno=errno.ENOSPC, filename=None):  # also at the flush: what is said here may not come through
             return _say("the disk is full: the output is not whole. Free some space", DiskFull.exit_code, args)
         case _:

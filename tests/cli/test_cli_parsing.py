@@ -278,16 +278,27 @@ def test_a_bug_is_one_line_that_names_the_log(monkeypatch, capsys, tmp_path):
     assert "deep inside" in log.read_text()
 
 
-def test_a_closed_pipe_is_no_error(tmp_path):
+def ends(command: str) -> tuple[int, str]:
+    """Exit code of the first command of a pipeline, and stderr of all."""
     done = subprocess.run(
-        f"{sys.executable} -m noloco_node --help | true; exit ${{PIPESTATUS[0]}}",
+        f"{sys.executable} -m noloco_node {command}; exit ${{PIPESTATUS[0]}}",
         shell=True,
         executable="/bin/bash",
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("verb", ["--help", "doctor"], ids=["print", "rich"])
+def test_a_closed_pipe_is_no_error(verb):
+    assert ends(f"{verb} | true") == (0, "")
+
+
+@pytest.mark.parametrize("unread", ["2>&1 | true", "2> /dev/full", "2>&1 > /dev/full | true"])
+def test_what_nobody_can_read_changes_no_exit_code(unread):
+    assert ends(f"status {unread}") == (3, "")
 
 
 def test_libraries_are_kept_quiet_unless_the_user_says_otherwise(monkeypatch):
