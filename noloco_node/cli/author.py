@@ -9,11 +9,12 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from noloco_node.base.atomic_files import cannot_write
 from noloco_node.cli.options import home_of, print_json, show, whole_number
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.views.documents import plain
@@ -46,7 +47,10 @@ def init(args: argparse.Namespace) -> int:
     except FileNotFoundError:
         raise UsageError(f"there is no folder {path.parent}: make it first, or name another file") from None
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}. Name another file") from None
+        if not args.force:
+            with suppress(OSError):
+                path.unlink()  # a part of it, which would be in the way of the next one
+        raise cannot_write(path, error, "name another file") from None
     print(f"wrote {path}: edit it, then run `noloco-node start {path}`")
     return 0
 

@@ -35,6 +35,7 @@ _START_S = 120.0  # five processes that import torch on a small and busy machine
 _TOGETHER_S = 600.0  # then those that have joined begin without the others
 _LINGER_S = 120  # a finished node shows its last status so long; it is told to leave well before
 _LEAVE_S = 15.0
+_ELSEWHERE = "name another folder with --keep"
 _STOP_S = 5.0  # after an interrupt: nothing of value is lost, and the user waits
 
 Watch = Callable[[Sequence["Member"]], None]
@@ -238,10 +239,17 @@ async def opened(keep: Path | None, command: Sequence[str], environ: Mapping[str
         try:
             await swarm.close()
             if keep:
-                with atomic_files.writing(keep, "name another folder with --keep"):
-                    shutil.copytree(runtime.path, keep, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))
+                sockets = shutil.ignore_patterns("*.sock")
+                with atomic_files.writing(keep, _ELSEWHERE):
+                    shutil.copytree(runtime.path, keep, ignore=sockets, copy_function=_copy, dirs_exist_ok=True)
         finally:
             await runtime.close()
+
+
+def _copy(file: str, to: str) -> None:
+    """After an OSError `copytree` would go on, and name all files that were not copied."""
+    with atomic_files.writing(to, _ELSEWHERE):
+        shutil.copy2(file, to)
 
 
 async def _end(members: Sequence[Member], patience_s: float) -> None:

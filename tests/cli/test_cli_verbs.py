@@ -62,6 +62,22 @@ def test_init_into_a_directory(tmp_path, capsys):
     assert capsys.readouterr().err == "there is no folder nowhere: make it first, or name another file\n"
 
 
+def test_init_where_the_disk_is_full(tmp_path, capsys):
+    (tmp_path / "full.toml").symlink_to("/dev/full")
+    assert main(["init", "full.toml", "--force"]) == 20
+    assert capsys.readouterr().err == (
+        "the disk is full: cannot write full.toml. Free some space, or name another file\n"
+    )
+
+
+def test_init_that_was_cut_off_is_not_in_the_way_of_the_next_one(tmp_path):
+    """The limit on a file's size stands for a full disk, which has room for the name."""
+    init = f"{sys.executable} -m noloco_node init"
+    done = subprocess.run(f"ulimit -f 0; {init}; {init}", shell=True, capture_output=True, check=False)
+    assert done.stderr.decode() == 2 * "cannot write run.toml: File too large. Name another file\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_id_stays_the_same(home, capsys):
     assert main(["id", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

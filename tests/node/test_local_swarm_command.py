@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from noloco_node.errors import DiskFull
 from noloco_node.host.home import Home
-from noloco_node.node.local_swarm import COMMAND, Member, nodes_environ
+from noloco_node.node.local_swarm import COMMAND, Member, nodes_environ, opened
 from noloco_node.version import VERSION
 
 
@@ -41,3 +42,13 @@ async def test_a_node_that_has_just_ended_keeps_its_exit_code(tmp_path: Path, mo
     await Member(Home(tmp_path), process).leave()
     told.set()
     assert await process.wait() == 7
+
+
+async def test_where_the_homes_are_kept_the_disk_is_full(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).symlink_to("/dev/full")
+    with pytest.raises(DiskFull, match=rf"cannot write {tmp_path}/(one|two)\. Free some space, or name another folder"):
+        async with opened(tmp_path, COMMAND, os.environ) as swarm:
+            for name in ("one", "two"):
+                (swarm.root / name).write_text("a log")
+    assert not swarm.root.exists()
