@@ -121,6 +121,7 @@ def sample(args: argparse.Namespace) -> int:
         raise UsageError(f"--temperature must be a number from 0 to 100, not {args.temperature:g}")
     if not 0 <= args.seed < 2**63:
         raise UsageError("--seed must be a whole number of at least 0")
+    args.text = os.fsencode(args.text).decode(errors="replace")  # a word may have been cut within a letter
     trained = _load(args, [_place(args)])
     with _beside_a_node():
         pieces = _continuation(trained, args)

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import os
 import pickle
 import re
 import shutil
@@ -618,6 +619,16 @@ def test_an_export_brings_a_tokenizer_of_the_hub(
 @pytest.mark.parametrize("wrong", [("--tokens", "0"), ("--temperature", "-1"), ("--seed", "-1"), ("--tokens", "few")])
 def test_a_sample_that_cannot_be(exported: Path, wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert wrong[0] in refused(capsys, "sample", "x", str(exported), *wrong)
+
+
+def test_a_sample_of_a_text_that_was_cut_within_a_letter(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cut = os.fsdecode("caf\u00e9".encode()[:-1])
+    assert told(capsys, "sample", cut, str(exported), "--tokens", "5")["text"] == "caf\N{REPLACEMENT CHARACTER}"
+    assert main(["sample", cut, str(exported), "--tokens", "5"]) == 0
+
+
+def test_a_file_in_place_of_a_folder_is_said(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no folder" in refused(capsys, "eval", str(exported / "config.json"))
 
 
 def test_the_losses_of_a_run_are_read_leniently(tmp_path: Path) -> None:
