@@ -1,9 +1,9 @@
 """The process of a verb: `noloco-node`, and `python -m noloco_node`. Ctrl-C ends it from its first import on.
 
-Importing torch or hivemind takes seconds, and an exception in the middle of it may be lost. So in an import, and before
-and after a verb, SIGINT and SIGTERM end the process at once. While a verb works, the first one is a KeyboardInterrupt,
-so that the verb can tidy up; a second one ends it at once. A node that runs has handlers of its own (node/main.py), and
-so has `top`.
+Importing torch or hivemind takes seconds, and an exception in the middle of it may be lost, as it always is in a
+destructor. So there, and before and after a verb, SIGINT and SIGTERM end the process at once. While a verb works, the
+first one is a KeyboardInterrupt, so that the verb can tidy up; a second one ends it at once. A node that runs has
+handlers of its own (node/main.py), and so has `top`.
 """
 
 import os
@@ -30,9 +30,9 @@ def _on_signal(_number: int, frame: FrameType | None) -> None:
 
 
 def _can_tidy_up(frame: FrameType | None) -> bool:
-    """Whether a verb works, and is not in the middle of an import."""
+    """Whether a verb works, and is not in the middle of an import or of a destructor."""
     while frame:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>" or frame.f_code.co_name == "__del__":
             return False
         if frame.f_code.co_name == "run_verb":
             return True

@@ -165,6 +165,22 @@ def test_the_second_one_ends_it_whatever_it_does(nodes: RealNodes) -> None:
         assert process.wait(15 * PATIENCE) == 130
 
 
+def test_one_that_comes_in_a_destructor_is_not_lost(nodes: RealNodes) -> None:
+    code = (
+        "import os, signal, noloco_node.__main__ as program, noloco_node.cli.parser as parser\n"
+        "class Thing:\n"
+        "    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "def verb(_):\n"
+        "    Thing()\n"
+        "    return 0\n"
+        "parser.parse = lambda _: (verb, None)\n"
+        "program.program()\n"
+    )
+    done = subprocess.run([nodes.program[0], "-c", code], capture_output=True, env=nodes.environ, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
 def test_what_is_ignored_stays_ignored(nodes: RealNodes) -> None:
     """As in a background job of a shell."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
