@@ -19,12 +19,20 @@ Options = argparse.ArgumentParser | argparse._ArgumentGroup
 
 # ---- values ----
 def home_of(args: argparse.Namespace) -> "Home":
+    """Raises UsageError where it is not this user's."""
     import os
 
     from noloco_node.host import config
     from noloco_node.host.home import Home
 
-    return Home(config.home_dir(args.home, os.environ))
+    home = Home(config.home_dir(args.home, os.environ))
+    try:
+        home.socket.lstat()
+    except PermissionError:
+        raise UsageError(f"the node in {home.root} belongs to another user: ask as that user") from None
+    except OSError:  # there is none now
+        pass
+    return home
 
 
 def whole_number(text: str, flag: str, most: int, least: int = 1) -> int:

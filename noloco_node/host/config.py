@@ -404,7 +404,8 @@ def read_home_toml(home: Path) -> dict[str, object]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        remedy = "Make it a file that this user can read, or name another directory with --home"
+        raise UsageError(f"cannot read {path}: {error.strerror}. {remedy}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid TOML: {str(error).splitlines()[0]}") from None
 

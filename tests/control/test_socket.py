@@ -122,6 +122,17 @@ async def test_a_process_of_another_user_is_refused(directory, mode, code, open_
     assert (asked.returncode, asked.stderr) == (code, refusal if code else "")
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root: nobody else can become another user")
+@pytest.mark.parametrize("verb", ["logs", "paths", "runs"])
+def test_another_users_home_is_not_read(verb, open_place):
+    home = Home(open_place / "home").create()
+    home.log.touch()
+    words = [sys.executable, "-c", AS_NOBODY, verb, "--home", str(home.root)]
+    asked = subprocess.run(words, capture_output=True, text=True, check=False)
+    refusal = f"the node in {home.root} belongs to another user: ask as that user\n"
+    assert (asked.returncode, asked.stderr) == (2, refusal)
+
+
 async def test_a_leftover_of_a_killed_node_is_replaced(home):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(home.socket))
