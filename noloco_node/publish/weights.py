@@ -115,7 +115,8 @@ def find(
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}. Make it readable for this user") from None
     if not there:
-        raise UsageError(f"there is no folder {path}: name a home, a checkpoint or an exported folder")
+        what = "is no folder" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {what}: name a home, a checkpoint or an exported folder")
     if (path / "config.json").exists():
         return Exported(signed_file.read(path), path)
     if path.parent.name == CHECKPOINTS:

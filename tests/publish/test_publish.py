@@ -628,7 +628,7 @@ def test_a_sample_of_a_text_that_was_cut_within_a_letter(exported: Path, capsys:
 
 
 def test_a_file_in_place_of_a_folder_is_said(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "there is no folder" in refused(capsys, "eval", str(exported / "config.json"))
+    assert "config.json is no folder: name" in refused(capsys, "eval", str(exported / "config.json"))
 
 
 def test_the_losses_of_a_run_are_read_leniently(tmp_path: Path) -> None:
