@@ -23,6 +23,12 @@ def over(real_nodes: RealNodes, rendezvous: Node) -> Node:
     return author
 
 
+@pytest.fixture(scope="module")
+def looking(real_nodes: RealNodes, over: Node) -> Node:
+    """A volunteer in that run, while the tests before the one about it go on: it looks for somebody for 25 s."""
+    return real_nodes.node("volunteer", *over.invitation())
+
+
 def short_run(real_nodes: RealNodes, name: str = "test") -> Path:
     model = {"task": "paced", "options": {"step_s": 0.02, "outputs": 8}}
     path = real_nodes.tables(rounds=2, model=model, inner={"batch_tokens": 8, "steps": 5}, outer=QUICK)
@@ -30,21 +36,7 @@ def short_run(real_nodes: RealNodes, name: str = "test") -> Path:
     return path
 
 
-def test_a_run_that_nobody_holds_is_not_trained_again_unasked(real_nodes: RealNodes, over: Node) -> None:
-    volunteer = real_nodes.node("volunteer", *over.invitation())
-    assert volunteer.ended(90) == 10
-    assert volunteer.printed("(nobody is in test-[0-9a-f]{12} at this moment, .* with --start-over)")
-    assert not list(volunteer.home.glob("runs/*")), "a start that failed leaves nothing of the run"
-
-    asked = real_nodes.node("volunteer", *over.invitation(), "--start-over")
-    assert asked.ended(120) == 0, asked.log.read_text()[-2000:]
-    assert list(asked.home.glob("runs/*/checkpoints/*/state.json"))
-
-    again = real_nodes.node("volunteer", "join")
-    assert again.ended(60) == 0
-    assert again.printed("(is over)")
-
-
+@pytest.mark.usefixtures("looking")
 def test_of_several_runs_that_nobody_is_in_one_must_be_named(
     real_nodes: RealNodes, rendezvous: Node, over: Node
 ) -> None:
@@ -134,6 +126,20 @@ def test_who_can_use_none_of_its_checkpoints_does_not_begin_again_unasked(real_n
     author = real_nodes.node("one", "join", "--start-over")
     until(author.round, "a round from the first weights")
     author.leave()
+
+
+def test_a_run_that_nobody_holds_is_not_trained_again_unasked(real_nodes: RealNodes, over: Node, looking: Node) -> None:
+    assert looking.ended(90) == 10
+    assert looking.printed("(nobody is in test-[0-9a-f]{12} at this moment, .* with --start-over)")
+    assert not list(looking.home.glob("runs/*")), "a start that failed leaves nothing of the run"
+
+    asked = real_nodes.node("volunteer", *over.invitation(), "--start-over")
+    assert asked.ended(120) == 0, asked.log.read_text()[-2000:]
+    assert list(asked.home.glob("runs/*/checkpoints/*/state.json"))
+
+    again = real_nodes.node("volunteer", "join")
+    assert again.ended(60) == 0
+    assert again.printed("(is over)")
 
 
 def test_who_can_use_none_of_its_checkpoints_waits_for_the_others(real_nodes: RealNodes, rendezvous: Node) -> None:
