@@ -1,9 +1,9 @@
 """The process of a verb: `noloco-node`, and `python -m noloco_node`. Ctrl-C ends it from its first import on.
 
-Importing torch or hivemind takes seconds, and an exception in the middle of it may be lost, as it always is in a
-destructor. So there, and before and after a verb, SIGINT and SIGTERM end the process at once. While a verb works, the
-first one is a KeyboardInterrupt, so that the verb can tidy up; a second one ends it at once. A node that runs has
-handlers of its own (node/main.py), and so has `top`.
+Importing torch or hivemind takes seconds, and an exception in the middle of it may be lost. So in an import, and before
+and after a verb, SIGINT and SIGTERM end the process at once. While a verb works, the first one is a KeyboardInterrupt,
+so that the verb can tidy up; a second one ends it at once, and so does a first one that Python loses, as in a
+destructor. A node that runs has handlers of its own (node/main.py), and so has `top`.
 """
 
 import os
@@ -22,17 +22,28 @@ _asked = False
 def _on_signal(_number: int, frame: FrameType | None) -> None:
     global _asked  # noqa: PLW0603 (the handlers are the process's, too)
     if _asked or not _can_tidy_up(frame):
-        if os.isatty(2):
-            os.write(2, _SHOW_CURSOR)
-        os._exit(INTERRUPTED)
+        _end()
     _asked = True
     raise KeyboardInterrupt
 
 
+def _end() -> NoReturn:
+    if os.isatty(2):
+        os.write(2, _SHOW_CURSOR)
+    os._exit(INTERRUPTED)
+
+
+def _nobody_gets(lost: "sys.UnraisableHookArgs") -> None:
+    """What was raised in a destructor or in a weak reference's callback, of which asyncio has one for each task."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        _end()
+    sys.__unraisablehook__(lost)
+
+
 def _can_tidy_up(frame: FrameType | None) -> bool:
-    """Whether a verb works, and is not in the middle of an import or of a destructor."""
+    """Whether a verb works, and is not in the middle of an import."""
     while frame:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>" or frame.f_code.co_name == "__del__":
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return False
         if frame.f_code.co_name == "run_verb":
             return True
@@ -72,6 +83,7 @@ def program() -> NoReturn:
     """The verb, without the interpreter's shutdown: freeing torch object by object takes 2 s of a core, and on a busy
     machine most of the 10 s in which a node leaves."""
     _open_streams()
+    sys.unraisablehook = _nobody_gets
     from noloco_node.cli import main
 
     code = main()

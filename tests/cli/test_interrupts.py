@@ -165,14 +165,19 @@ def test_the_second_one_ends_it_whatever_it_does(nodes: RealNodes) -> None:
         assert process.wait(15 * PATIENCE) == 130
 
 
-def test_one_that_comes_in_a_destructor_is_not_lost(nodes: RealNodes) -> None:
+@pytest.mark.parametrize(
+    "dies", ["Thing.__del__ = struck", "kept = weakref.ref(thing, struck)"], ids=["a destructor", "a weak reference"]
+)
+def test_one_that_python_loses_is_heard(nodes: RealNodes, dies: str) -> None:
     code = (
-        "import os, signal, noloco_node.__main__ as program, noloco_node.cli.parser as parser\n"
-        "class Thing:\n"
-        "    def __del__(self):\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "import os, signal, weakref, noloco_node.__main__ as program, noloco_node.cli.parser as parser\n"
+        "class Thing: pass\n"
+        "def struck(_):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
         "def verb(_):\n"
-        "    Thing()\n"
+        "    thing = Thing()\n"
+        f"    {dies}\n"
+        "    del thing\n"
         "    return 0\n"
         "parser.parse = lambda _: (verb, None)\n"
         "program.program()\n"
