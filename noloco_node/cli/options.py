@@ -29,7 +29,7 @@ def home_of(args: argparse.Namespace) -> "Home":
     try:
         home.socket.lstat()
     except PermissionError:
-        raise UsageError(f"the node in {home.root} belongs to another user: ask as that user") from None
+        raise home.not_ours() from None
     except OSError:  # there is none now
         pass
     return home

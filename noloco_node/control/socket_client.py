@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from noloco_node.errors import Incompatible, NolocoError, NoNodeRunning, UsageError
+from noloco_node.errors import Incompatible, NolocoError, NoNodeRunning
 from noloco_node.host.config import home_flag
 from noloco_node.host.home import Home
 from noloco_node.views.documents import from_json
@@ -160,6 +160,6 @@ def _require_listener(home: Home) -> None:
         try:
             plain.connect(str(home.socket))
         except PermissionError:
-            raise UsageError(f"the node in {home.root} belongs to another user: ask as that user") from None
+            raise home.not_ours() from None
         except OSError:  # no such file, refused (a leftover of a killed node), or a path too long for any node
             raise nobody(home) from None

@@ -55,6 +55,10 @@ class Home:
         """For gRPC, which decodes it: a home may have spaces and per cent signs in its name."""
         return f"unix:{quote(os.fsencode(self.socket))}"
 
+    def not_ours(self) -> UsageError:
+        """For what the system does not let this user do there."""
+        return UsageError(f"the node in {self.root} belongs to another user: ask as that user")
+
     def run(self, run_id: str) -> Path:
         return self.root / "runs" / run_id
 
