@@ -395,8 +395,9 @@ class Replica:
     def losses(self, *, own: bool = True) -> Losses:
         """At the present θ."""
         held_out = self._gradients.evaluate(tries=True)
-        mine = (self._gradients.loss(self._own_examples),) if own and self._own_examples else ()
-        return Losses(held_out, *mine)
+        if own and self._own_examples:
+            return Losses(held_out, self._gradients.loss(self._own_examples))
+        return Losses(held_out)
 
     def losses_without(self, partner: float = 0.0, *, own: bool = True) -> Losses:
         """Within SlowWeights.without_swap; the copy that it makes lies where gradients do in a step."""
