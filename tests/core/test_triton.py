@@ -56,7 +56,14 @@ def test_interpreted_they_equal_the_reference() -> None:
     assert int(done.stdout) > 100
 
 
-@pytest.mark.parametrize("generation", [75, 80, 90], ids=["Turing", "Ampere", "Hopper"])
+@pytest.mark.parametrize(
+    "generation",
+    [
+        pytest.param(75, id="Turing", marks=pytest.mark.slow),
+        pytest.param(80, id="Ampere", marks=pytest.mark.slow),
+        pytest.param(90, id="Hopper"),
+    ],
+)
 def test_compiled_for_a_gpu_no_product_is_contracted_with_a_sum(
     generation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,18 +15,18 @@ DOCUMENTED = [
 
 
 def test_a_swarm_of_two_trains_and_reports(real_nodes: RealNodes) -> None:
-    path = real_nodes.manifest(steps=16, rounds=8, learning_rate="3e-3")
+    path = real_nodes.manifest(steps=16, rounds=4, learning_rate="3e-3")
     kept = real_nodes.root / "kept"
     done = real_nodes.run("swarm", "--nodes", "2", "--run", str(path), "--keep", str(kept), "--json", within_s=200)
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout)
     assert result["schema"] == 1
     assert len(result["nodes"]) == 2
-    assert result["rounds"] == 8
+    assert result["rounds"] == 4
     for node in result["nodes"]:
-        assert node["round"] == 8
+        assert node["round"] == 4
         assert node["rounds"]["committed"] >= 1
-        assert node["rounds"]["committed"] + node["rounds"]["solo"] == 8, "nobody began before both had joined"
+        assert node["rounds"]["committed"] + node["rounds"]["solo"] == 4, "nobody began before both had joined"
         assert node["bytes"]["per_param_round"] == pytest.approx(0.45, abs=0.08)
         assert node["exit_code"] == 0
         assert 0 < node["busy_fraction"] <= 1
@@ -39,7 +39,7 @@ def test_a_swarm_of_two_trains_and_reports(real_nodes: RealNodes) -> None:
     for path in kept.rglob("events.jsonl"):
         events = [json.loads(line) for line in path.read_text().splitlines()]
         evaluated[path] = [event for event in events if event["event"] == "Evaluated"][-1]
-    assert [event["round"] for event in evaluated.values()] == [8, 8], "the weights that the run leaves behind"
+    assert [event["round"] for event in evaluated.values()] == [4, 4], "the weights that the run leaves behind"
     figures = sorted(node["eval_loss"] for node in result["nodes"])
     assert sorted(event["eval_loss"] for event in evaluated.values()) == figures
 

@@ -18,7 +18,7 @@ from noloco_node.core import outer
 from noloco_node.core.round import TOO_SLOW
 from noloco_node.host.traffic import Traffic
 
-PHASE_S, ROUNDS, NODES = 60.0, 80, 8
+PHASE_S, ROUNDS, NODES = 60.0, 48, 8
 RATE = 32_000.0
 HYPER = outer.OuterSettings(alpha=0.3, beta=1.0, gamma=0.7)
 
