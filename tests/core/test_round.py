@@ -875,8 +875,14 @@ class BesideCrowd(Swarm):
                 super().perform(n, action)
 
 
-@pytest.mark.parametrize("crowd", [1, 3, 20])
-@pytest.mark.parametrize(("honest", "most"), [(3, 0.5), (6, 0.33)])
+@pytest.mark.parametrize(
+    ("honest", "most", "crowd"),
+    [
+        *[(3, 0.5, crowd) for crowd in (1, 3, 20)],
+        *[(6, 0.33, crowd) for crowd in (1, 3)],
+        pytest.param(6, 0.33, 20, marks=pytest.mark.slow),
+    ],
+)
 def test_who_calls_all_the_time_does_not_get_all_rounds_of_nodes_that_had_refused_each_other(
     honest: int, most: float, crowd: int
 ) -> None:

@@ -77,6 +77,7 @@ def test_speeds_one_two_four_by_time() -> None:
     assert swarm.calls_per_pair() < 2
 
 
+@pytest.mark.slow
 def test_speeds_one_two_four_by_steps() -> None:
     swarm = VirtualSwarm([10.0 * slow for slow in MIXED])
     run_virtual(swarm.run(25))
@@ -97,7 +98,7 @@ def test_speeds_one_two_four_by_steps() -> None:
     [
         pytest.param(256, 1, 8, marks=pytest.mark.slow),
         pytest.param(64, None, 8, marks=pytest.mark.slow),
-        (32, None, 8),
+        (20, None, 8),
     ],
 )
 def test_calls_stay_few_in_larger_swarms_and_with_further_partners(nodes: int, swaps: int | None, rounds: int) -> None:
