@@ -15,12 +15,15 @@ from noloco_node.base.validation import printable
 from noloco_node.errors import NolocoError, known
 from noloco_node.host.config import home_dir
 from noloco_node.host.home import Home
+from noloco_node.observe.log_tail import NODE, of_this_node
 
 LOG_FILES = 3
 _LOG_BYTES = 8 << 20  # at most, each of the three: weeks of a node, without filling a disk
 _LIBRARIES = "asyncio", "grpc", "hivemind"
 """Of a node: what they say is about it."""
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_levels: dict[logging.Logger, int] = {}
+"""What they were before the nodes of this process: a loop may have several."""
 
 
 @contextmanager
@@ -36,7 +39,10 @@ def written(home: Home, level: str, form: str, *, whole: bool = True) -> Iterato
     terminal.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter(datefmt="%H:%M:%S"))
     ours, others = logging.getLogger("noloco_node"), map(logging.getLogger, _LIBRARIES)
     kept = [logging.getLogger()] if whole else [ours, *others]
-    before = kept[0].level
+    outside = NODE.set(file)
+    for handler in (file, terminal):
+        handler.addFilter(of_this_node())
+    _levels.setdefault(kept[0], kept[0].level)
     kept[0].setLevel(level.upper())
     ours.propagate = whole  # else a handler of the loop's own would print each line again
     logging.getLogger("grpc").setLevel(logging.WARNING)  # its debug records refer to objects that are being freed
@@ -59,9 +65,11 @@ def written(home: Home, level: str, form: str, *, whole: bool = True) -> Iterato
         ours.removeHandler(terminal)
         for each in kept:
             each.removeHandler(file)
-        ours.propagate = True
-        ours.setLevel(logging.NOTSET)  # `logs --level` may have set it
-        kept[0].setLevel(before)
+        NODE.reset(outside)
+        if not any(isinstance(handler, _LogFile) for handler in kept[0].handlers):  # of another node
+            ours.propagate = True
+            ours.setLevel(logging.NOTSET)  # `logs --level` may have set it
+            kept[0].setLevel(_levels.pop(kept[0]))
         file.close()
 
 

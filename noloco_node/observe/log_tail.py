@@ -1,13 +1,22 @@
-"""The last lines of the log, kept in memory for the live views."""
+"""The last lines of the log, kept in memory for the live views; and whose a line is, where a process has two nodes."""
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from noloco_node.views.history import Said
 
 SAID = 100
+NODE: ContextVar[object] = ContextVar("node", default=None)
+"""The node that is at work: its tasks and its training thread have it from the thread that runs it."""
+
+
+def of_this_node() -> Callable[[logging.LogRecord], bool]:
+    """A filter for a handler. A record of a thread that is nobody's passes it, too."""
+    here = NODE.get()
+    return lambda _: NODE.get() in {None, here}
 
 
 class LogTail(logging.Handler):
@@ -23,6 +32,7 @@ class LogTail(logging.Handler):
     @contextmanager
     def attached(self) -> Iterator[None]:
         ours = logging.getLogger("noloco_node")
+        self.addFilter(of_this_node())
         ours.addHandler(self)
         try:
             yield

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TypeVar
@@ -124,7 +125,7 @@ class TrainingThread:
         self._last_good = last_good
         self._mailbox = Mailbox()
         self._codec_thread = CodecThread(codec, self._mailbox.post, fragment_elements)
-        self._thread = threading.Thread(target=self._run, name="training", daemon=True)
+        self._thread = threading.Thread(target=copy_context().run, args=(self._run,), name="training", daemon=True)
         # from here on, only this thread touches it
         self._begun = False
         self._paused = False

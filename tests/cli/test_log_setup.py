@@ -2,12 +2,15 @@
 
 import logging
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from noloco_node.cli import log_setup
 from noloco_node.host.home import Home
+from noloco_node.observe.log_tail import LogTail
 
 
 def test_a_caller_that_was_killed_leaves_no_traceback_of_grpc_in_the_log(tmp_path: Path) -> None:
@@ -50,6 +53,31 @@ def test_in_a_process_that_is_somebody_elses_its_own_records_go_where_they_went(
     ours.setLevel(logging.NOTSET)
     logging.getLogger("noloco_node.x").warning("afterwards")
     assert caplog.records[-1].getMessage() == "afterwards"
+
+
+def test_of_two_nodes_in_a_process_each_has_its_own_lines_and_either_may_end_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, log = logging.getLogger("noloco_node"), logging.getLogger("noloco_node.x")
+    homes, tails = (Home(tmp_path / "one").create(), Home(tmp_path / "two").create()), (LogTail(), LogTail())
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        lives = []
+        for home, tail, thread in zip(homes, tails, (first, second), strict=True):
+            life = ExitStack()
+            thread.submit(life.enter_context, log_setup.written(home, "info", "text", whole=False)).result()
+            thread.submit(life.enter_context, tail.attached()).result()
+            lives.append(life)
+        first.submit(log.info, "a round of the first").result()
+        second.submit(log.info, "a round of the second").result()
+        first.submit(lives[0].close).result()
+        second.submit(log.info, "a round alone").result()
+        second.submit(lives[1].close).result()
+    said = ["a round of the first"], ["a round of the second", "a round alone"]
+    assert [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()] == [*said[0], *said[1]]
+    assert tuple([line.text for line in tail.last()] for tail in tails) == said
+    for home, lines in zip(homes, said, strict=True):
+        assert [line.rpartition(": ")[2] for line in home.log.read_text().splitlines()] == lines
+    assert (ours.level, ours.propagate, ours.handlers) == (logging.NOTSET, True, [])
 
 
 def test_a_path_that_is_no_text_costs_no_line_and_no_traceback(
