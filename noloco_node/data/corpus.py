@@ -10,12 +10,13 @@ tokens. Knows nothing of models or peers.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from noloco_node.data import sources, stdlib, tokens
+from noloco_node.data.hub_stream import HubStream
 from noloco_node.data.sources import Sources
 from noloco_node.data.stream import TokenStream, spread
 from noloco_node.data.tokens import BYTES, Tokenizer, Tokens
@@ -25,27 +26,13 @@ NOTHING = Sources()
 """What a volunteer names for a run on the standard library."""
 
 
-class Batches(Protocol):
-    """A replica's endless batches."""
-
-    @property
-    def position(self) -> Any:
-        """Plain values, for a checkpoint."""
-
-    def seek(self, position: Any) -> None:
-        """Continue at a `position` that was read earlier. ValueError where it is not of this data."""
-
-    def next(self, examples: int) -> tuple[Tensor]:
-        """(examples, sequence_length + 1): every token but the last is an input, every one but the first a target."""
-
-
 class Readable(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
     def windows(self, sequence_length: int, count: int) -> Tensor:
         """The fixed evaluation: (count, sequence_length + 1)."""
 
-    def stream(self, sequence_length: int, seed: int, peer_id: str) -> Batches: ...
+    def stream(self, sequence_length: int, seed: int, peer_id: str) -> TokenStream | HubStream: ...
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ one. Canonical form, signature and limits are as those of the manifest (run/mani
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from pydantic import Field, ValidationError, field_validator
 
 from noloco_node.base import atomic_files, identity
 from noloco_node.base.identity import Identity
 from noloco_node.errors import Incompatible, NotAdmitted
-from noloco_node.run.schema import MAX_ROUNDS, Manifest, Table
+from noloco_node.run.schema import MAX_ROUNDS, Manifest, Swaps, Table
 
 NAME = "amendment.json"
 MAX_BYTES = 32 << 10
@@ -35,16 +35,9 @@ class Amendment(Table):
     ended: bool = False
     rounds: int | None = Field(ge=1, le=MAX_ROUNDS, default=None)
     """Instead of the manifest's, if it is more. The learning rate falls over them from then on."""
-    swaps_per_round: int | Literal["auto"] | None = None
+    swaps_per_round: Swaps | None = None
     revoked: tuple[Annotated[str, Field(pattern=_PEER)], ...] = Field(default=(), strict=False)
     """Peers that may not take part, in order."""
-
-    @field_validator("swaps_per_round")
-    @classmethod
-    def _few(cls, value: Any) -> Any:
-        if isinstance(value, int) and not 1 <= value <= 16:
-            raise ValueError("must be from 1 to 16")
-        return value
 
     @field_validator("revoked")
     @classmethod

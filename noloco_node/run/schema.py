@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr, field_validator, model_validator
 
@@ -32,6 +32,8 @@ MAX_ROUNDS = 10_000_000
 MAX_STAGES = 64
 ACTIVATIONS = ("bf16", "fp32", "int8")
 """What core/codecs/activations.py offers; the first is the default."""
+
+Swaps: TypeAlias = Annotated[int, Field(ge=1, le=16)] | Literal["auto"]
 
 _HUB_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 
@@ -213,16 +215,9 @@ class OuterSpec(Table):
     """`eager`: training goes on during a swap. `blocking`: it waits."""
     codec: str = _one_of(CODECS, default=CODECS[0])
     """How vectors are encoded on the wire."""
-    swaps_per_round: int | Literal["auto"] = _field("a whole number from 1 to 16, or auto", default=1)
+    swaps_per_round: Swaps = _field("a whole number from 1 to 16, or auto", default=1)
     """Most swaps of a round, one after the other. `auto`: another while a swap takes less than a
     quarter of what is left of the phase."""
-
-    @field_validator("swaps_per_round", mode="after")
-    @classmethod
-    def _few(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and not 1 <= value <= 16:
-            raise ValueError(f"must be a whole number from 1 to 16, or auto, not {value}")
-        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> "OuterSpec":
@@ -302,7 +297,7 @@ class Manifest(Table):
         document = _without_additions(type(self), self.model_dump(mode="json"))
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
-    def amended(self, rounds: int | None, swaps_per_round: int | Literal["auto"] | None) -> "Manifest":
+    def amended(self, rounds: int | None, swaps_per_round: Swaps | None) -> "Manifest":
         """The same run, by its id, with the values that its author changed later; its rounds never become fewer."""
         swaps = swaps_per_round if swaps_per_round and self.outer.overlap == "eager" else self.outer.swaps_per_round
         outer = self.outer.model_copy(update={"swaps_per_round": swaps})

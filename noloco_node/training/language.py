@@ -16,7 +16,7 @@ from noloco_node.data.tokens import Tokenizer
 from noloco_node.errors import Diverged
 from noloco_node.run.schema import Manifest
 from noloco_node.training import model
-from noloco_node.training.task import Batch, device_batch
+from noloco_node.training.task import Batch, ExampleStream, device_batch
 
 EVAL_TOKENS, MOST_EVAL_TOKENS = 1024, 8192
 """Held-out tokens of one evaluation: half a step's batch, between these two. A round evaluates three times, at its
@@ -58,7 +58,7 @@ class Language:
     def flops_per_token(self, module: nn.Module) -> float | None:
         return model.flops_per_token(module, self.tokens_per_example)
 
-    def stream(self, peer_id: str) -> corpus.Batches:
+    def stream(self, peer_id: str) -> ExampleStream:
         return self._corpus.stream(self.tokens_per_example, self._seed, peer_id)
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
