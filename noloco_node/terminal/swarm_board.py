@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -103,8 +103,7 @@ class PlainBoard:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for part in table_and_notes(self._last, self._rounds, self._out.width):
-            self._out.print(part)
+        self._out.print(Group(*table_and_notes(self._last, self._rounds, self._out.width)))
 
     def update(self, nodes: Sequence[NodeProcess], now: float) -> None:
         self._progress.update(nodes, now)
@@ -122,7 +121,7 @@ class PlainBoard:
         self._out.print(Text(f"{span(now - self._began):>11}  {line}"))
 
 
-def table_and_notes(nodes: Sequence[NodeProcess], rounds: int, width: int) -> list[RenderableType]:
+def table_and_notes(nodes: Sequence[NodeProcess], rounds: int, width: int) -> list[Text]:
     """The table; below it what nodes wait for, if that column does not fit."""
     rows = [_row(node, rounds) for node in nodes]
     if not rows:
@@ -131,7 +130,7 @@ def table_and_notes(nodes: Sequence[NodeProcess], rounds: int, width: int) -> li
     notes = [] if _WAITING in shown else [f"{_name(node)}: {_trouble(node)}" for node in nodes if _waiting(node)]
     if not any(map(_waiting, nodes)):
         shown = [column for column in shown if column != _WAITING]
-    return [table(_COLUMNS, rows, shown), *(Text(note, style="dim") for note in notes)]
+    return [*table(_COLUMNS, rows, shown), *(Text(note, style="dim") for note in notes)]
 
 
 def _row(node: NodeProcess, rounds: int) -> list[str]:

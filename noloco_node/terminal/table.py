@@ -4,10 +4,9 @@ Plain aligned columns without a box, so that a pipe or a file gets the same text
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
 from rich.text import Text
 
 GAP = 2
@@ -40,13 +39,22 @@ def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
     return shown
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[int]) -> Table:
-    made = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim")
-    for i in shown:
-        made.add_column(columns[i].title, justify="right" if columns[i].right else "left", no_wrap=True)
-    for row in rows:
-        made.add_row(*(Text(row[i]) for i in shown))  # Text: what a peer sends is never markup
-    return made
+def table(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    shown: Sequence[int],
+    style: Callable[[Column, str], str] = lambda *_: "",
+) -> list[Text]:
+    """A line of titles, and one for each row. What a peer sends is never markup."""
+    widths = {i: max(len(text) for text in (columns[i].title, *(row[i] for row in rows))) for i in shown}
+
+    def line(texts: Sequence[str], styles: Sequence[str]) -> Text:
+        cells = ((texts[i].rjust if columns[i].right else texts[i].ljust)(widths[i]) for i in shown)
+        pieces = (Text(cell, styles[i]) for cell, i in zip(cells, shown, strict=True))
+        return Text(" " * GAP, no_wrap=True, overflow="ellipsis").join(pieces)
+
+    titles = line([column.title for column in columns], ["dim"] * len(columns))
+    return [titles, *(line(row, [style(*cell) for cell in zip(columns, row, strict=True)]) for row in rows)]
 
 
 def fill(pieces: Sequence[str], width: int) -> str:

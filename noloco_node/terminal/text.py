@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, Group
 from rich.text import Text
 
 from noloco_node.base.peer_names import name_of, short_id
@@ -66,29 +65,28 @@ def print_status(view: StatusView, out: Console) -> None:
 
 
 def print_peers(view: PeersView, out: Console) -> None:
-    for part in peers_parts(view, out.width):
-        out.print(part)
+    out.print(Group(*peers_parts(view, out.width)))
 
 
-def peers_parts(view: PeersView, width: int) -> Iterator[Text | Table]:
+def peers_parts(view: PeersView, width: int) -> Iterator[Text]:
     """A table of all, and one of those that did wrong; for a visitor, a table for each run below the run's name. In the
     order of the view."""
     if view.runs:
         for run in view.runs:
             yield Text(fill(_run(run), width), style="bold")
             if peers := [peer for peer in view.peers if peer.run == run.run]:
-                yield _peers_table(peers, _VISITOR_COLUMNS, width)
+                yield from _peers_table(peers, _VISITOR_COLUMNS, width)
     elif view.peers:
         if here := [peer for peer in view.peers if peer.state != GONE]:
-            yield _peers_table(here, _PEER_COLUMNS, width)
+            yield from _peers_table(here, _PEER_COLUMNS, width)
         if bad := [peer for peer in view.peers if peer.quarantined_s or peer.taken_back or peer.refused]:
             yield Text("\nwhat this node itself has seen of some", style="bold")
-            yield _peers_table(bad, _STANDING_COLUMNS, width)
+            yield from _peers_table(bad, _STANDING_COLUMNS, width)
     else:
         yield Text("no other peer is known yet")
 
 
-def _peers_table(peers: Sequence[PeerRow], columns: Sequence[Column], width: int) -> Table:
+def _peers_table(peers: Sequence[PeerRow], columns: Sequence[Column], width: int) -> list[Text]:
     columns = worth_showing(columns, peers)
     rows = [cells(peer, columns) for peer in peers]
     return table(columns, rows, fitting(columns, rows, width + GAP))  # the last column needs no gap

@@ -63,10 +63,12 @@ def finish(  # noqa: PLR0913
 
 def print_table(rows: Sequence[Any], cells: Mapping[str, Callable[[Any], str]]) -> None:
     """Where the terminal is too narrow, the last columns are left out first, and the first three stay."""
+    from rich.console import Group
+
     from noloco_node.terminal.table import Column, fitting, table
     from noloco_node.terminal.text import console
 
     columns = [Column(heading, 0 if at < 3 else len(cells) - at, right=at > 0) for at, heading in enumerate(cells)]
     texts = [[cell(row) for cell in cells.values()] for row in rows]
     out = console()
-    out.print(table(columns, texts, fitting(columns, texts, out.width)))
+    out.print(Group(*table(columns, texts, fitting(columns, texts, out.width))))

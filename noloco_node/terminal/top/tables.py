@@ -8,7 +8,7 @@ from noloco_node.base.peer_names import short_id
 from noloco_node.base.units import count
 from noloco_node.terminal.peer_cells import cells, worth_showing
 from noloco_node.terminal.picture import Picture
-from noloco_node.terminal.table import Column, columns_of, fitting
+from noloco_node.terminal.table import GAP, Column, columns_of, fitting, table
 from noloco_node.terminal.top.glyphs import STATES
 from noloco_node.terminal.top.layout import clean, fit, title
 from noloco_node.views.peers import RunView
@@ -16,7 +16,6 @@ from noloco_node.views.peers import RunView
 HEAD = 2
 """Lines above the first row."""
 
-_GAP = 2
 _STATE = "state"
 _PEERS = columns_of(
     "peer, >stage 12, state 12, quarantined 14, >taken back 13, >refused 8, >failed 1, >round 11, >lag 10, "
@@ -51,18 +50,8 @@ def runs(picture: Picture, width: int, height: int) -> list[Text]:
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[Text]:
-    """A line of titles, and one per row."""
     rows = [[clean(text) for text in row] for row in rows]
-    shown = fitting(columns, rows, width + _GAP)  # the last column needs no gap
-    widths = {i: max(len(text) for text in (columns[i].title, *(row[i] for row in rows))) for i in shown}
-
-    def line(texts: Sequence[str], styles: Sequence[str]) -> Text:
-        cells = [(texts[i].rjust if columns[i].right else texts[i].ljust)(widths[i]) for i in shown]
-        pieces = [Text(cell, styles[i]) for cell, i in zip(cells, shown, strict=True)]
-        return fit(Text(" " * _GAP).join(pieces), width)
-
-    titles = line([column.title for column in columns], ["dim"] * len(columns))
-    return [titles, *(line(row, [_style(c, text) for c, text in zip(columns, row, strict=True)]) for row in rows)]
+    return [fit(line, width) for line in table(columns, rows, fitting(columns, rows, width + GAP), _style)]
 
 
 def _style(column: Column, text: str) -> str:
