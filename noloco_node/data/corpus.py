@@ -10,29 +10,19 @@ tokens. Knows nothing of models or peers.
 """
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TypeAlias
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from noloco_node.data import sources, stdlib, tokens
-from noloco_node.data.hub_stream import HubStream
+from noloco_node.data import files, hub, sources, stdlib, tokens
+from noloco_node.data.hub import HubCorpus
 from noloco_node.data.sources import Sources
-from noloco_node.data.stream import TokenStream, spread
+from noloco_node.data.stream import TokenStream
 from noloco_node.data.tokens import BYTES, Tokenizer, Tokens
 from noloco_node.run.schema import DataSpec
 
 NOTHING = Sources()
 """What a volunteer names for a run on the standard library."""
-
-
-class Readable(Protocol):
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    def windows(self, sequence_length: int, count: int) -> Tensor:
-        """The fixed evaluation: (count, sequence_length + 1)."""
-
-    def stream(self, sequence_length: int, seed: int, peer_id: str) -> TokenStream | HubStream: ...
 
 
 @dataclass(frozen=True)
@@ -43,26 +33,11 @@ class Corpus:
     held_out: Tokens
     tokenizer: Tokenizer = BYTES
 
-    def windows(self, sequence_length: int, count: int) -> Tensor:
-        """Spread evenly over the held-out part."""
-        return spread(self.held_out, sequence_length, count)
-
     def stream(self, sequence_length: int, seed: int, peer_id: str) -> TokenStream:
         return TokenStream(self.train, sequence_length, seed, peer_id)
 
 
-@dataclass(frozen=True)
-class TokenizerAlone:
-    """For a node that holds a later stage of a model: no text comes to it, but it must know how many tokens there are,
-    and how many windows an evaluation has."""
-
-    tokenizer: Tokenizer
-
-    def windows(self, sequence_length: int, count: int) -> Tensor:
-        return torch.zeros(count, sequence_length + 1, dtype=torch.long)
-
-    def stream(self, sequence_length: int, seed: int, peer_id: str) -> TokenStream:
-        raise NotImplementedError("the first stage reads the data")
+Readable: TypeAlias = Corpus | HubCorpus
 
 
 def load(spec: DataSpec, where: Sources = NOTHING, tokenizer: Tokenizer | None = None) -> Readable:
@@ -72,12 +47,8 @@ def load(spec: DataSpec, where: Sources = NOTHING, tokenizer: Tokenizer | None =
         sources.check(spec, where)
         tokenizer = tokens.load(spec.tokenizer, where.tokenizer)
     if spec.source == "files":
-        from noloco_node.data import files
-
         return Corpus(*files.load(where, tokenizer, spec.field), tokenizer)
     if spec.source == "hub":
-        from noloco_node.data import hub
-
         return replace(hub.load(spec, tokenizer), awaited=where.awaited)
     return standard_library(tokenizer)
 
@@ -86,3 +57,10 @@ def standard_library(tokenizer: Tokenizer = BYTES) -> Corpus:
     """In memory, with an end token between two files."""
     train, held_out = stdlib.read(stdlib.root())
     return Corpus(tokens.packed(train, tokenizer)[:-1], tokens.packed(held_out, tokenizer)[:-1], tokenizer)
+
+
+def without_text(tokenizer: Tokenizer, sequence_length: int) -> Corpus:
+    """For a node that holds a later stage of a model: no text comes to it, but it must know how many tokens there are,
+    and how many windows an evaluation has."""
+    nothing = np.zeros(sequence_length + 1, np.uint8)
+    return Corpus(nothing, nothing, tokenizer)

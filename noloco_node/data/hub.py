@@ -28,14 +28,12 @@ from gzip import BadGzipFile
 from itertools import accumulate, islice, pairwise
 from typing import Any, TypeAlias
 
-from torch import Tensor
-
 from noloco_node.base.extras import pip_install
 from noloco_node.base.validation import in_one_line
 from noloco_node.data.hub_stream import Block, HubStream, Mark
 from noloco_node.data.parts import HELD_OUT
 from noloco_node.data.sources import Awaited
-from noloco_node.data.stream import generator, spread
+from noloco_node.data.stream import generator
 from noloco_node.data.tokens import Tokenizer, Tokens, packed
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.run.schema import DataSpec
@@ -77,10 +75,6 @@ class HubCorpus:
     field: str
     tokenizer: Tokenizer
     awaited: Awaited = dataclasses.field(default_factory=Awaited, compare=False)
-
-    def windows(self, sequence_length: int, count: int) -> Tensor:
-        """Spread evenly over the held-out part."""
-        return spread(self.held_out, sequence_length, count)
 
     def stream(self, sequence_length: int, seed: int, peer_id: str) -> HubStream:
         return HubStream(Reader(self, f"{seed}/{peer_id}"), sequence_length)

@@ -14,7 +14,7 @@ from noloco_node.checkpoints.saved_state import Expected
 from noloco_node.core.codecs.by_name import codec, rehearse
 from noloco_node.core.state import State
 from noloco_node.data import token_cache, tokens
-from noloco_node.data.corpus import TokenizerAlone
+from noloco_node.data.corpus import without_text
 from noloco_node.data.sources import Sources
 from noloco_node.host.config import NodeConfig
 from noloco_node.run import first_weights
@@ -89,6 +89,7 @@ def build(  # noqa: PLR0913
     (data, tokenizer, model, sequence length, device, memory) is found here, for a node and for `check`."""
     if part is None and run.stages is not None:
         part = alone(run, Position((config.stage or 1) - 1, run.stages.count))
+    sequence_length = run.data.sequence_length
     replica = build_replica(
         run,
         peer_id,
@@ -100,7 +101,7 @@ def build(  # noqa: PLR0913
         compiled=config.compile,
         checkpoint_activations=config.checkpoint_activations,
         sources=sources,
-        corpus=None if reads else TokenizerAlone(tokens.load(run.data.tokenizer, sources.tokenizer)),
+        corpus=None if reads else without_text(tokens.load(run.data.tokenizer, sources.tokenizer), sequence_length),
         part=part or (lambda whole: whole),
         brought=brought,
     )

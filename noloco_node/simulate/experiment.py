@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from noloco_node.core.device import choose_device
 from noloco_node.data.corpus import Corpus, standard_library
+from noloco_node.data.stream import spread
 from noloco_node.simulate.baselines import Algorithm, Outer
 from noloco_node.simulate.noloco import algorithm
 from noloco_node.simulate.readers import Readers
@@ -46,7 +47,7 @@ class Workload:
 
 def workload(settings: Settings) -> Workload:
     corpus = standard_library()
-    windows = corpus.windows(settings.data.sequence_length, settings.held_out_sequences)
+    windows = spread(corpus.held_out, settings.data.sequence_length, settings.held_out_sequences)
     device = choose_device(settings.device)
     dtype = _dtype(settings.precision, device)
     module: Any = build(settings.model, corpus.tokenizer.vocabulary, settings.seed, settings.data.sequence_length)

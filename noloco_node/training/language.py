@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.data import corpus
+from noloco_node.data.stream import spread
 from noloco_node.data.tokens import Tokenizer
 from noloco_node.errors import Diverged
 from noloco_node.run.schema import Manifest
@@ -31,7 +32,7 @@ CACHES = ("cache", "past_key_values")
 def held_out(run: Manifest, corpus: corpus.Readable) -> Tensor:
     """The windows of an evaluation: (count, length + 1)."""
     tokens = min(max(EVAL_TOKENS, run.inner.batch_tokens // 2), MOST_EVAL_TOKENS)
-    return corpus.windows(run.data.sequence_length, max(1, tokens // run.data.sequence_length))
+    return spread(corpus.held_out, run.data.sequence_length, max(1, tokens // run.data.sequence_length))
 
 
 class Language:

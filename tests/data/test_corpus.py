@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from noloco_node.data import corpus, stdlib
 from noloco_node.data.parts import is_held_out
-from noloco_node.data.stream import TokenStream
+from noloco_node.data.stream import TokenStream, spread
 from noloco_node.data.tokens import Tokens
 from noloco_node.errors import UsageError
 from noloco_node.run.schema import DataSpec
@@ -72,12 +72,12 @@ def test_the_standard_library_is_there() -> None:
 
 def test_held_out_windows_are_spread_and_fixed() -> None:
     small = corpus.Corpus(TEXT, TEXT)
-    windows = small.windows(9, 5)
+    windows = spread(small.held_out, 9, 5)
     assert windows.shape == (5, 10) and windows.dtype == torch.int64
     assert windows[0].tolist() == list(range(10)) and windows[4, -1] == TEXT[-1]
-    assert torch.equal(windows, small.windows(9, 5))
+    assert torch.equal(windows, spread(small.held_out, 9, 5))
     with pytest.raises(UsageError, match="sequence_length"):
-        small.windows(1000, 1)
+        spread(small.held_out, 1000, 1)
 
 
 # ---- the stream ----

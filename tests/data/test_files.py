@@ -21,6 +21,7 @@ from noloco_node.data import corpus, files, sources, token_file
 from noloco_node.data.corpus import Corpus
 from noloco_node.data.documents import Reading
 from noloco_node.data.sources import Sources
+from noloco_node.data.stream import spread
 from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer, Tokens
 from noloco_node.errors import DiskFull, UsageError
 from noloco_node.run.schema import DataSpec, Manifest, ModelSpec
@@ -115,7 +116,7 @@ def test_a_tokenizer_of_ones_own(tmp_path: Path) -> None:
     corpus = load(given(tmp_path, parquet(tmp_path / "set.parquet", content), tokenizer=path), spec)
     assert corpus.tokenizer.vocabulary == 300 and corpus.train.dtype == np.uint16
     assert sorted(written(corpus.train, tokenizer) + written(corpus.held_out, tokenizer)) == sorted(content)
-    assert corpus.windows(16, 4).shape == (4, 17)
+    assert spread(corpus.held_out, 16, 4).shape == (4, 17)
 
 
 def test_a_replica_goes_on_in_its_files(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from noloco_node.data import corpus, hub
 from noloco_node.data.hub import HubCorpus
 from noloco_node.data.hub_stream import BLOCKS_READY, Ahead, HubStream, Mark
 from noloco_node.data.sources import AWAITED_S, Sources
+from noloco_node.data.stream import spread
 from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.run.schema import DataSpec
@@ -136,7 +137,7 @@ def test_a_split_of_its_own_is_held_out_where_there_is_one(tmp_path: Path, shard
     apart = datasets.load_dataset("parquet", data_files=path, split="train", streaming=True)
     corpus = hub.corpus("a set", shards, apart, BYTES, "text")
     assert documents(torch.from_numpy(corpus.held_out.astype(np.int64))[None]) == texts(40, seed=2)
-    assert corpus.skipped == () and corpus.windows(LENGTH, 4).shape == (4, LENGTH + 1)
+    assert corpus.skipped == () and spread(corpus.held_out, LENGTH, 4).shape == (4, LENGTH + 1)
 
 
 def test_replicas_are_at_the_same_block_as_rarely_as_chance_has_it(

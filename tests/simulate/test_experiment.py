@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from noloco_node.data.corpus import Corpus
+from noloco_node.data.stream import spread
 from noloco_node.errors import UsageError
 from noloco_node.run.schema import DataSpec, InnerSpec, ModelSpec
 from noloco_node.simulate.experiment import Workload, run
@@ -44,7 +45,7 @@ def workload(**changed):
         settings=settings,
         module=build(settings.model, 256, settings.seed),
         corpus=text,
-        held_out=text.windows(16, 8),
+        held_out=spread(text.held_out, 16, 8),
         device=torch.device("cpu"),
         dtype=torch.float32,
     )

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.data import corpus
+from noloco_node.data.stream import spread
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
 from noloco_node.training.background_copy import host_memory
@@ -71,7 +72,7 @@ class Paced(Language):
         run = Manifest(name=NAME, seed=seed, model=setting.model, data=data, inner=inner)
         text = corpus.load(data)
         super().__init__(run, text)
-        self.held_out = text.windows(setting.length, setting.held_out)
+        self.held_out = spread(text.held_out, setting.length, setting.held_out)
         self._began = 0.0
         self._trained = False
         self._folder, self._left_at = os.environ.get(WEIGHTS), 0.0
