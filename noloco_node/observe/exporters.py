@@ -9,11 +9,12 @@ import importlib.util
 import logging
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from noloco_node.base.events import (
     Evaluated,
@@ -35,8 +36,6 @@ WAITING = 1000
 """Events that wait to be written: hours of rounds."""
 CLOSE_S = 3.0
 """How long an exporter may write what it still has, when the node leaves."""
-
-T = TypeVar("T")
 
 
 class Exporter(Protocol):
@@ -79,15 +78,21 @@ class Exporters:
             self._thread.join(CLOSE_S)
 
     def _live(self) -> None:
-        exporters = {name: exporter for name, opener in self._openers.items() if (exporter := _guarded(name, opener))}
+        exporters = {}
+        for name, opener in self._openers.items():
+            with _given_up_if_it_fails(name):
+                exporters[name] = opener()
         figures = Figures()
         while exporters and (event := self._events.get()) is not None:
             found = figures.of(event)
-            for name, exporter in list(exporters.items()) if found else ():
-                if _guarded(name, partial(_written, exporter, found, figures.step)) is None:
-                    del exporters[name]
+            for name in list(exporters) if found else ():
+                exporter = exporters.pop(name)
+                with _given_up_if_it_fails(name):
+                    exporter.write(found, figures.step)
+                    exporters[name] = exporter
         for name, exporter in exporters.items():
-            _guarded(name, exporter.close)
+            with _given_up_if_it_fails(name):
+                exporter.close()
 
 
 @dataclass(slots=True)
@@ -175,15 +180,9 @@ class _WeightsAndBiases:
 _OPENERS: Mapping[str, Callable[[Path, str, str], Exporter]] = {TENSORBOARD: _TensorBoard, WANDB: _WeightsAndBiases}
 
 
-def _written(exporter: Exporter, figures: Mapping[str, float | str], step: int) -> bool:
-    exporter.write(figures, step)
-    return True
-
-
-def _guarded(name: str, act: Callable[[], T]) -> T | None:
-    """None where it failed, for any reason."""
+@contextmanager
+def _given_up_if_it_fails(name: str) -> Iterator[None]:
     try:
-        return act()
+        yield
     except Exception as error:  # noqa: BLE001 (libraries that training must not depend on)
         log.warning("%s is given up: %s: %s", name, type(error).__name__, error)
-        return None

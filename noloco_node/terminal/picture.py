@@ -9,6 +9,11 @@ from noloco_node.views.peers import PeersView
 from noloco_node.views.status import StatusView
 
 Absence = Literal["gone", "changing", "silent"]
+ABSENCES: dict[Absence, str] = {
+    "gone": "no node runs here any more",
+    "changing": "the node is just starting or ending",
+    "silent": "the node does not answer",
+}
 
 
 @dataclass(frozen=True, slots=True)

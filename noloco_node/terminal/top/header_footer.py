@@ -8,7 +8,7 @@ from noloco_node.base.peer_names import short_id
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import count, loss, of, share, span
 from noloco_node.terminal.figures import left, micro_batches
-from noloco_node.terminal.picture import Picture
+from noloco_node.terminal.picture import ABSENCES, Picture
 from noloco_node.terminal.top.glyphs import EVAL, LEVELS, OWN, SOLO, STATES, SWAP, SWARM, TAKEN_BACK, gauge
 from noloco_node.terminal.top.keys import KEYS
 from noloco_node.terminal.top.layout import Paint, between, clean, fit, joined, title, wrapped
@@ -18,11 +18,6 @@ from noloco_node.views.status import StageView
 REACHABLE = {"directly": "reachable", "mapped": "reachable", "relayed": "relayed", "outgoing": "not reachable"}
 
 _BAR = 16
-_ABSENCES = {
-    "gone": "no node runs here any more",
-    "changing": "the node is just starting or ending",
-    "silent": "the node does not answer",
-}
 
 
 def header(picture: Picture, width: int, _height: int) -> list[Text]:
@@ -105,7 +100,7 @@ def _absent(picture: Picture, now: float) -> Text:
     ago = span(max(1.0, now - picture.at))
     if picture.is_over:
         return Text(f"the work is done, and the node ended {ago} ago: `noloco-node export` takes the model out")
-    what = _ABSENCES[picture.absence or "gone"]
+    what = ABSENCES[picture.absence or "gone"]
     return Text(f"! {what} (for {ago}): waiting for it; these are its last values", "red")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from noloco_node.base.units import count, loss, of, share, span
-from noloco_node.terminal.picture import Picture
+from noloco_node.terminal.picture import ABSENCES, Picture
 from noloco_node.terminal.top.activity import name
 from noloco_node.terminal.top.layout import clean
 from noloco_node.views.history import HistoryView
@@ -12,11 +12,6 @@ from noloco_node.views.status import StatusView
 
 SILENT_S = 10.0
 """The longest time without a line."""
-_ABSENCES = {
-    "gone": "no node runs here any more: waiting for one",
-    "changing": "the node is just starting or ending: waiting for it",
-    "silent": "the node does not answer: waiting for it",
-}
 _FINISHED = "the work is done and the node has ended: waiting for another one"
 
 
@@ -52,7 +47,8 @@ def standing(status: StatusView) -> str:
 def _changes(before: Picture | None, now: Picture) -> Iterator[str]:
     if now.absence:
         if before is None or before.absence != now.absence:
-            yield _FINISHED if now.is_over else _ABSENCES[now.absence]
+            missing = f"{ABSENCES[now.absence]}: waiting for {'one' if now.absence == 'gone' else 'it'}"
+            yield _FINISHED if now.is_over else missing
         return
     if before is None or before.absence or _identity(before.status) != _identity(now.status):
         yield standing(now.status)
