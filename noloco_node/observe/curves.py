@@ -116,6 +116,8 @@ class Curves:
         self._add(Point(now, done.round, done.steps, done.loss, None, swarm_loss, None, *figures))
 
     def _add(self, point: Point) -> None:
+        while self._points and self._points[-1].round >= point.round:
+            self._points.pop()  # training has gone back, to an older checkpoint or to the run's beginning
         self._points.append(point)
         if len(self._points) < 2 * POINTS:
             return

@@ -86,6 +86,13 @@ def test_a_round_that_ends_late_has_its_own_phase_while_points_are_dropped() -> 
         assert point and point.loss == piece.round == max(1, round - 3)
 
 
+def test_rounds_that_are_done_again_replace_those_that_were_undone() -> None:
+    history = Curves(ME)
+    for round, loss in ((1, 5.0), (2, 4.0), (3, 3.0), (2, 4.5), (1, 6.0), (2, 5.5)):
+        history.observe(phase(round, loss), 0.0)
+    assert [(point.round, point.loss) for point in history.view().points] == [(1, 6.0), (2, 5.5)]
+
+
 def test_everything_is_bounded() -> None:
     history, lines = Curves(ME), LogTail()
     for round in range(1, 5 * POINTS):

@@ -103,9 +103,7 @@ const FIGURES = [
 export const lossChart = (at, picture) => {
   const chart = new Chart(at, "loss of this node and of the swarm, by round; the arrow keys walk through it", (width) => {
     const height = Math.max(220, Math.min(320, Math.round(width * 0.42)));
-    const byRound = new Map(picture.points.map((point) => [point.round, point])); // a round done again replaces its older point
-    const whole = [...byRound.values()].sort((one, other) => one.round - other.round);
-    const points = whole.filter((point) => point.round > whole.at(-1).round - chart.rounds);
+    const points = picture.points.filter((point) => point.round > picture.points.at(-1).round - chart.rounds);
     const values = points.flatMap((point) => CURVES.map(({ field }) => point[field]).filter((value) => value !== null));
     if (!values.length) return nothing("the first round is not over yet", width, height);
     const box = { left: 40, right: width - 12, top: 26, bottom: height - 40 };
