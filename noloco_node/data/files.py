@@ -20,7 +20,7 @@ import numpy as np
 from noloco_node.base.units import count
 from noloco_node.data import sources, token_cache, token_file
 from noloco_node.data.documents import Documents, Reading
-from noloco_node.data.parts import is_held_out, parts
+from noloco_node.data.parts import batches, is_held_out, parts
 from noloco_node.data.sources import TOKENS, Sources
 from noloco_node.data.tokens import Tokenizer, Tokens
 from noloco_node.errors import UsageError
@@ -90,7 +90,8 @@ def _add(path: Path, writer: token_file.Writer, tokenizer: Tokenizer, reading: R
         return
     end = np.array([tokenizer.end], np.uint32)
     documents, empty = Documents(path, reading), True
-    for batch in _batches(part for document in documents for part in _parts(document)):
+    found = (part for document in documents for part in _parts(document))
+    for batch in batches(found, lambda part: len(part.text), BATCH_PARTS, BATCH_TEXT):
         for part, tokens in zip(batch, tokenizer.encode([part.text for part in batch]), strict=True):
             writer.add(tokens, part.held_out)
             if part.ends:
@@ -118,19 +119,6 @@ def _parts(document: Iterable[str]) -> Iterator[Part]:
         before = text, held_out
     if before:
         yield Part(*before, ends=True)
-
-
-def _batches(found: Iterable[Part]) -> Iterator[list[Part]]:
-    batch: list[Part] = []
-    length = 0
-    for part in found:
-        batch.append(part)
-        length += len(part.text)
-        if length >= BATCH_TEXT or len(batch) >= BATCH_PARTS:
-            yield batch
-            batch, length = [], 0
-    if batch:
-        yield batch
 
 
 def _key(paths: Sequence[Path], tokenizer: Tokenizer, reading: Reading) -> str:

@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 from noloco_node.base.extras import pip_install
 from noloco_node.base.validation import in_one_line
 from noloco_node.data.hub_stream import Block, HubStream, Mark
-from noloco_node.data.parts import HELD_OUT
+from noloco_node.data.parts import HELD_OUT, batches
 from noloco_node.data.sources import Awaited
 from noloco_node.data.stream import generator
 from noloco_node.data.tokens import Tokenizer, Tokens, packed
@@ -256,16 +256,9 @@ class Reader:
         self, records: Records, ahead: Iterator[Mapping[str, Any]]
     ) -> Iterator[tuple[list[str], dict[str, Any]]]:
         """The texts of block after block, and the library's state after each."""
-        texts: list[str] = []
-        size = 0
-        for record in ahead:
-            texts.append(text_of(record, self._of.field, self._of.name)[:BLOCK_TEXT])
-            size += len(texts[-1])
-            if size >= BLOCK_TEXT or len(texts) >= BLOCK_RECORDS:
-                yield texts, records.state_dict()
-                texts, size = [], 0
-        if texts:
-            yield texts, records.state_dict()
+        texts = (text_of(record, self._of.field, self._of.name)[:BLOCK_TEXT] for record in ahead)
+        for block in batches(texts, len, BLOCK_RECORDS, BLOCK_TEXT):
+            yield block, records.state_dict()
 
     def _records(self, mark: Mark) -> Records:
         """Those of the piece at `mark`, from the mark's state on."""

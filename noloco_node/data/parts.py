@@ -9,8 +9,10 @@ or in another spelling, are another text; one that repeats a few lines for ever 
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import TextIO
+from collections.abc import Callable, Iterable, Iterator
+from typing import TextIO, TypeVar
+
+T = TypeVar("T")
 
 PART_BYTES = 2 << 10
 """In the mean. With 200 kB of text only 2 in 1000 sets have no part to hold out."""
@@ -43,6 +45,20 @@ def parts(lines: Iterable[str]) -> Iterator[str]:
             part, length = [], 0
     if part:
         yield "".join(part)
+
+
+def batches(found: Iterable[T], length: Callable[[T], int], most: int, longest: int) -> Iterator[list[T]]:
+    """Lists of so many, or of so much length, whichever is reached first."""
+    batch: list[T] = []
+    total = 0
+    for each in found:
+        batch.append(each)
+        total += length(each)
+        if total >= longest or len(batch) >= most:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
 
 
 def is_held_out(content: bytes) -> bool:
