@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,31 +39,15 @@ MOST_TOKENS = 16
 """For each character of a text. Bytes take 4."""
 
 
-class Tokenizer(Protocol):
-    @property
-    def vocabulary(self) -> int:
-        """Every token is below it."""
-
-    @property
-    def end(self) -> int:
-        """The token after each document."""
-
-    @property
-    def digest(self) -> bytes:
-        """32 bytes, the same for the same tokens."""
-
-    def encode(self, texts: Sequence[Text]) -> list[Tokens]: ...
-    def decode(self, tokens: Iterable[int]) -> str: ...
-    def file(self) -> bytes | None:
-        """The tokenizer.json, where it is one."""
-
-
 class Bytes:
     """Each byte is a token. Zero, which no text has, ends a document."""
 
     vocabulary = 256
+    """Every token is below it."""
     end = 0
+    """The token after each document."""
     digest = hashlib.sha256(b"noloco bytes").digest()
+    """32 bytes, the same for the same tokens."""
 
     def encode(self, texts: Sequence[Text]) -> list[Tokens]:
         return [np.frombuffer(t.encode() if isinstance(t, str) else t, np.uint8) for t in texts]
@@ -72,7 +56,7 @@ class Bytes:
         return bytes(tokens).decode(errors="replace")
 
     def file(self) -> None:
-        return None
+        """The tokenizer.json, where it is one."""
 
 
 BYTES = Bytes()
@@ -119,6 +103,9 @@ class FileTokenizer:
 
     def file(self) -> bytes:
         return self._content
+
+
+Tokenizer: TypeAlias = Bytes | FileTokenizer
 
 
 @contextmanager
