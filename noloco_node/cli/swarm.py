@@ -116,14 +116,13 @@ def _pages(first: str, nodes: int) -> Iterator[str]:
 async def _train(plan: _Plan, out: "Console") -> "Outcome":
     from noloco_node.node import local_swarm
     from noloco_node.run import toml
-    from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard, SwarmProgress
+    from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard
     from noloco_node.terminal.swarm_report import Outcome
     from noloco_node.terminal.table import fill
 
     began = time.monotonic()
     head = f"{plan.nodes} nodes on this machine", f"run {plan.run.label}", "Ctrl-C stops everything"
     out.print(fill([f"noloco-node {VERSION}", *head], out.width))
-    progress = SwarmProgress(plan.target)
     async with local_swarm.opened(plan.keep, local_swarm.COMMAND, os.environ) as nodes:
         path = plan.manifest or nodes.root / "run.toml"
         if plan.manifest is None:
@@ -131,7 +130,7 @@ async def _train(plan: _Plan, out: "Console") -> "Outcome":
             path.write_text(toml.template(plan.run.name, rounds=plan.run.rounds) + stages, encoding="utf-8")
         if plan.pages:
             out.print(f"web pages, one per node: http://{plan.pages[0]} to http://{plan.pages[-1]}")
-        with (LiveBoard if out.is_terminal else PlainBoard)(out, progress, plan.target, began) as board:
+        with LiveBoard(out, plan.target) if out.is_terminal else PlainBoard(out, plan.target, began) as board:
             await nodes.run(
                 path,
                 plan.nodes,

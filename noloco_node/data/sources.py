@@ -6,8 +6,9 @@ missing file is named before anything heavy starts.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from noloco_node.base.atomic_files import open_file
@@ -65,23 +66,17 @@ class Sources:
 
 def check(spec: DataSpec, where: Sources) -> None:
     """Raises UsageError, which names all that the run needs and this machine does not have."""
+    wanted: list[Callable[[], object]] = [partial(find, where.files)] if spec.source == "files" else []
+    wanted.append(partial(tokenizer_bytes, spec.tokenizer, where.tokenizer))
     faults = []
-    try:
-        _require_files(spec, where)
-    except UsageError as error:
-        faults.append(str(error))
-    try:
-        tokenizer_bytes(spec.tokenizer, where.tokenizer)
-    except UsageError as error:
-        faults.append(str(error))
+    for look in wanted:
+        try:
+            look()
+        except UsageError as error:
+            faults.append(str(error))
     if faults:
         there = f". The run's author says where to get it: {spec.where}" if spec.where else ""
         raise UsageError("; and ".join(faults) + there)
-
-
-def _require_files(spec: DataSpec, where: Sources) -> None:
-    if spec.source == "files":
-        find(where.files)
 
 
 def unused(run: Manifest, where: Sources) -> str | None:

@@ -13,7 +13,6 @@ import threading
 import weakref
 from datetime import timedelta
 from enum import IntFlag
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -165,7 +164,5 @@ class Follower:
             raise NolocoError("the node has failed: the first process of the island says why")
         self.over = News.OVER in news
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """The first one leaves."""

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
@@ -156,15 +156,13 @@ class Swarm:
         answer: Future[StatusView] = asyncio.run_coroutine_threadsafe(ask(), self._loop)
         return answer.result(ANSWER_S)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _where: object) -> None:
         """Leaves as Ctrl-C does: a swap under way may end, and a checkpoint is written. Where the run is over, the node
         has ended by itself."""
         self._end()
         if found := error or self._fault:
             self._fail(found)
-        if self._fault and kind is None:
+        if self._fault and error is None:
             raise self._fault
 
     def _wait(self, loss: float, *, enters: bool = False) -> None:

@@ -3,7 +3,6 @@ every LINE_EVERY_S. Stdout has the results alone."""
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -41,7 +40,7 @@ class Progress:
         self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def __call__(self, what: str, done: int, total: int, note: str = "", unit: str = "done") -> None:

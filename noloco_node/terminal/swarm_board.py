@@ -70,9 +70,9 @@ class SwarmProgress:
 class LiveBoard:
     """For a terminal. A context manager, so that the cursor is always restored."""
 
-    def __init__(self, out: Console, progress: SwarmProgress, rounds: int, _began: float) -> None:
+    def __init__(self, out: Console, rounds: int) -> None:
         self._live = Live(console=out, auto_refresh=False)
-        self._out, self._progress, self._rounds = out, progress, rounds
+        self._out, self._progress, self._rounds = out, SwarmProgress(rounds), rounds
 
     def __enter__(self) -> "LiveBoard":
         self._live.start()
@@ -93,8 +93,8 @@ class LiveBoard:
 class PlainBoard:
     """For a pipe or a log: a line for each round of each node, and all states when no line came for a while."""
 
-    def __init__(self, out: Console, progress: SwarmProgress, rounds: int, began: float) -> None:
-        self._out, self._progress, self._rounds, self._began = out, progress, rounds, began
+    def __init__(self, out: Console, rounds: int, began: float) -> None:
+        self._out, self._progress, self._rounds, self._began = out, SwarmProgress(rounds), rounds, began
         self._printed_at = began
         self._seen: dict[str, int | str] = {}
         self._last: Sequence[NodeProcess] = ()

@@ -68,7 +68,7 @@ def test_progress():
 
 def test_a_terminal_is_redrawn():
     out = Console(file=io.StringIO(), width=80, force_terminal=True)
-    with LiveBoard(out, SwarmProgress(8), 8, 0.0) as board:
+    with LiveBoard(out, 8) as board:
         board.update([], 0.0)
         board.update([FakeProcess(TRAINING)], 1.0)
     shown = out.file.getvalue()
@@ -79,7 +79,7 @@ def test_a_terminal_is_redrawn():
 
 def test_a_pipe_has_a_line_for_what_is_new():
     out = Console(file=io.StringIO(), width=200)
-    with PlainBoard(out, SwarmProgress(8), 8, 100.0) as board:
+    with PlainBoard(out, 8, 100.0) as board:
         board.update([FakeProcess(JOINING)], 101.0)
         board.update([FakeProcess(TRAINING)], 102.0)
         board.update([FakeProcess(TRAINING)], 103.0)
