@@ -509,6 +509,21 @@ def test_keys_and_answers():
 
 
 # ---- lines for a pipe ----
+def test_a_finding_whose_figures_change_is_no_news():
+    told, silent = LineMode(), "network: for {} no other node has stored this one's record, so nobody finds it"
+    first = a_picture()
+
+    def lines(text, level="warning"):
+        return told.lines(replace(first, status=replace(first.status, health=(Health(level, text, "wait"),))), NOW)
+
+    lines(silent.format("59 s"))
+    assert [lines(silent.format(how_long)) for how_long in ("1 min", "1 min 1 s", "2 h 3 min")] == [[], [], []]
+    assert lines("disk: 3.1 GB left") == ["! disk: 3.1 GB left: wait"]
+    assert lines("disk: 820 MB left") == ["! disk: 820 MB left: wait"], "another unit"
+    assert lines("disk: 790 MB left") == []
+    assert lines("disk: 780 MB left", "error") == ["! disk: 780 MB left: wait"]
+
+
 def test_a_change_is_printed_once():
     news, first = LineMode(), a_picture()
     (head, finding) = news.lines(first, 0.0)

@@ -1,5 +1,6 @@
 """`top` as lines, for a pipe, a log or a simple terminal: what changed between two pictures."""
 
+import re
 from collections.abc import Iterator
 
 from noloco_node.base.units import count, loss, of, share, span
@@ -8,10 +9,11 @@ from noloco_node.terminal.top.activity import name
 from noloco_node.terminal.top.layout import clean
 from noloco_node.views.history import HistoryView
 from noloco_node.views.round_line import figures, partner_or_reason, round_line
-from noloco_node.views.status import StatusView
+from noloco_node.views.status import Health, StatusView
 
 SILENT_S = 10.0
 """The longest time without a line."""
+_FIGURE = re.compile(r"\s*\d[\d.]*( (d|h|min|s|ms)\b)?")
 _FINISHED = "the work is done and the node has ended: waiting for another one"
 
 
@@ -54,10 +56,15 @@ def _changes(before: Picture | None, now: Picture) -> Iterator[str]:
         yield standing(now.status)
     if before and before.status.peer_id == now.status.peer_id:
         yield from _rounds(before.history, now)
-    known = set(before.status.health) if before else set()
+    known = set(map(_kind, before.status.health)) if before else set()
     for finding in now.status.health:
-        if finding not in known:
+        if _kind(finding) not in known:
             yield f"! {clean(finding.text)}: {clean(finding.remedy)}"
+
+
+def _kind(finding: Health) -> tuple[str, str]:
+    """Without its figures: for how long no data came is another one each second."""
+    return finding.level, _FIGURE.sub("", finding.text)
 
 
 def _identity(status: StatusView) -> tuple[str, str, str | None]:
