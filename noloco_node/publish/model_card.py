@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from noloco_node.base.units import count
+from noloco_node.base.units import count, loss
 from noloco_node.observe.jsonl import records
 from noloco_node.publish.evaluate import Measured
 from noloco_node.publish.weights import Trained
@@ -100,7 +100,7 @@ def _recipe(run: Manifest) -> str:
 def _losses(rows: Sequence[TableRow]) -> str:
     if not rows:
         return ""
-    lines = [f"| {row.round} | {_loss(row.loss)} | {_loss(row.eval_loss)} |" for row in rows]
+    lines = [f"| {row.round} | {loss(row.loss)} | {loss(row.eval_loss)} |" for row in rows]
     return "\n".join(["", "| round | training loss | held-out loss |", "|---|---|---|", *lines, ""])
 
 
@@ -109,10 +109,6 @@ def _spread(rows: History) -> Sequence[TableRow]:
     if len(rows) <= _ROWS:
         return rows
     return [rows[round(place * (len(rows) - 1) / (_ROWS - 1))] for place in range(_ROWS)]
-
-
-def _loss(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 _CARD = """\

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from noloco_node.base.reasons import in_words
 from noloco_node.base.units import share, size, span
 from noloco_node.views.status import Phase, StageView, StatusView
 
@@ -40,6 +41,12 @@ def traffic(view: StatusView) -> tuple[str, str, bool]:
         return f"sent {size(view.bytes.sent)}", f"received {size(view.bytes.received)}", False
     sent, received = _of(view.today.sent, view.today.sent_limit), _of(view.today.received, view.today.received_limit)
     return f"sent {sent}", f"received {received}", True
+
+
+def reasons(view: StatusView) -> Iterator[str]:
+    """`12 no partner`: of the solo rounds, the most frequent first."""
+    for reason, number in sorted(view.rounds.by_reason.items(), key=lambda item: -item[1]):
+        yield f"{number} {in_words(reason)}"
 
 
 def besides_steps(view: StatusView) -> Iterator[str]:

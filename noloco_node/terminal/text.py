@@ -7,10 +7,9 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from noloco_node.base.peer_names import name_of, short_id
-from noloco_node.base.reasons import in_words
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import count, loss, of, rate, share, size, span
-from noloco_node.terminal.figures import besides_steps, gpu, left, memory, micro_batches, traffic
+from noloco_node.terminal.figures import besides_steps, gpu, left, memory, micro_batches, reasons, traffic
 from noloco_node.terminal.peer_cells import cells, quarantine, worth_showing
 from noloco_node.terminal.table import GAP, Column, columns_of, fill, fitting, table
 from noloco_node.views.peers import GONE, PeerRow, PeersView, RunView
@@ -223,11 +222,10 @@ def _time(view: StatusView) -> Iterator[str]:
 
 
 def _why(view: StatusView) -> str:
-    """The reasons of the solo rounds, the most frequent first; without a number if there is only one."""
-    reasons = sorted(view.rounds.by_reason.items(), key=lambda item: -item[1])
-    words = [f"{number} {in_words(reason)}" for reason, number in reasons]
-    if len(reasons) == 1:
-        words = [in_words(reasons[0][0])]
+    """The reasons of the solo rounds; without a number if there is only one."""
+    words = list(reasons(view))
+    if len(words) == 1:
+        words = [words[0].partition(" ")[2]]
     return f" ({', '.join(words)})" if words else ""
 
 

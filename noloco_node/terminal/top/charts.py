@@ -7,9 +7,8 @@ from itertools import pairwise
 from rich.text import Text
 
 from noloco_node.base.peer_names import short_id
-from noloco_node.base.reasons import in_words
 from noloco_node.base.units import NOTHING, count, rate, share, size, span
-from noloco_node.terminal.figures import besides_steps, gpu, memory, traffic
+from noloco_node.terminal.figures import besides_steps, gpu, memory, reasons, traffic
 from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.top.glyphs import EVAL, OWN, SWAP, SWARM, Frame, PlottedCurve, bars, gauge, plot
 from noloco_node.terminal.top.layout import between, clean, joined, title
@@ -135,9 +134,7 @@ def _fact(label: str, pieces: Sequence[str], width: int) -> Text:
 def _facts(picture: Picture) -> Iterator[tuple[str, list[str]]]:
     """The most asked first."""
     status = picture.status
-    by_reason = sorted(status.rounds.by_reason.items(), key=lambda item: -item[1])
-    reasons = [f"{number} {in_words(reason)}" for reason, number in by_reason]
-    yield "rounds", [f"{status.rounds.committed} together", f"{status.rounds.solo} solo", *reasons]
+    yield "rounds", [f"{status.rounds.committed} together", f"{status.rounds.solo} solo", *reasons(status)]
     if status.taken_back or status.peers_quarantined:
         yield "trust", [f"{status.taken_back} taken back", f"{count(status.peers_quarantined, 'peer')} quarantined"]
     sent, received, is_today = traffic(status)
