@@ -22,10 +22,11 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from gzip import BadGzipFile
-from itertools import accumulate, islice, pairwise
+from itertools import islice
 from typing import Any, TypeAlias
 
 from noloco_node.base.extras import pip_install
@@ -121,31 +122,22 @@ def _opened(name: str, spec: DataSpec, tokenizer: Tokenizer) -> HubCorpus:
 def corpus(name: str, records: Records, apart: Records | None, tokenizer: Tokenizer, field: str) -> HubCorpus:
     """`apart`: a split to hold out; without one, the first records of the first shard are held out."""
     pieces = pieces_of(shard_of(records, 0)) if apart is None else [apart]
-    texts: list[str] = []
-    counts: list[int] = []
+    found: list[tuple[int, str]] = []  # the piece's number, and the text
     size = 0
-    for record in _counted(pieces, counts):
-        texts.append(text_of(record, field, name)[:HELD_OUT_TEXT])
-        size += len(texts[-1])
-        if len(texts) >= HELD_OUT_RECORDS or size >= HELD_OUT_TEXT:
+    for number, record in ((number, record) for number, piece in enumerate(pieces) for record in piece):
+        found.append((number, text_of(record, field, name)[:HELD_OUT_TEXT]))
+        size += len(found[-1][1])
+        if len(found) >= HELD_OUT_RECORDS or size >= HELD_OUT_TEXT:
             break
     else:
         if apart is None:
-            texts = texts[: -(-len(texts) // HELD_OUT)]
-    if not any(texts):
+            found = found[: -(-len(found) // HELD_OUT)]
+    texts = [text for _, text in found if text]
+    if not texts:
         raise UsageError(f"{name} has no text in {field!r} to hold out: is that the right field?")
-    ends = [min(end, len(texts)) for end in accumulate(counts, initial=0)]
-    skipped = () if apart is not None else tuple(end - start for start, end in pairwise(ends))
-    return HubCorpus(name, records, packed([text for text in texts if text], tokenizer), skipped, field, tokenizer)
-
-
-def _counted(pieces: Iterable[Records], counts: list[int]) -> Iterator[Mapping[str, Any]]:
-    """The records of piece after piece; `counts` gets how many came of each."""
-    for piece in pieces:
-        counts.append(0)
-        for record in piece:
-            counts[-1] += 1
-            yield record
+    counts = Counter(number for number, _ in found)
+    skipped = () if apart is not None else tuple(counts[number] for number in range(max(counts) + 1))
+    return HubCorpus(name, records, packed(texts, tokenizer), skipped, field, tokenizer)
 
 
 def shard_of(records: Records, index: int) -> Records:

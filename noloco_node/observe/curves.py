@@ -6,7 +6,7 @@ Curves outlive a restart: `replay` reads them from `events.jsonl` again.
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -25,13 +25,6 @@ LATEST_POINTS = 20
 PIECES, RATES, PAIRS = 300, 120, 2000
 
 
-@dataclass(frozen=True, slots=True)
-class _Traffic:
-    at: float
-    sent: int
-    received: int
-
-
 class Curves:
     def __init__(self, peer_id: str) -> None:
         self._me = peer_id
@@ -42,7 +35,8 @@ class Curves:
         self._committed: dict[str, tuple[bytes, int]] = {}
         """By peer: boot and committed rounds of its last record."""
         self._others: Collection[PeerRecord] = ()
-        self._before: _Traffic | None = None
+        self._before: tuple[float, int, int] | None = None
+        """When, and the bytes sent and received until then."""
 
     def observe(self, event: Event, now: float) -> None:
         match event:
@@ -72,10 +66,9 @@ class Curves:
 
     def sample(self, sent: int, received: int, now: float) -> None:
         """All bytes so far; to be called every second or so."""
-        before, self._before = self._before, _Traffic(now, sent, received)
-        if before and now > before.at:
-            passed = now - before.at
-            self._rates.append(Rate(now, (sent - before.sent) / passed, (received - before.received) / passed))
+        before, self._before = self._before, (now, sent, received)
+        if before and (passed := now - before[0]) > 0:
+            self._rates.append(Rate(now, (sent - before[1]) / passed, (received - before[2]) / passed))
 
     def replay(self, events: Path) -> None:
         """The curves from before a restart, from `events.jsonl`; damaged lines are skipped."""

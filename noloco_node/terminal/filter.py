@@ -47,8 +47,6 @@ class PeerFilter:
         return replace(view, peers=(*known, *(row for row in rows if value(row) is None)))
 
     def _shows(self, row: PeerRow) -> bool:
-        return self.state in (None, row.state) and (self.name is None or _matches(row, self.name))
-
-
-def _matches(row: PeerRow, text: str) -> bool:
-    return text.lower() in row.name or text in row.peer_id or text == short_id(row.peer_id)
+        text = self.name or ""
+        is_named = text.lower() in row.name or text in row.peer_id or text == short_id(row.peer_id)
+        return self.state in (None, row.state) and is_named

@@ -100,10 +100,6 @@ def _body_bytes(headers: Mapping[str, str]) -> int:
     return int(length)
 
 
-def error_response(refused: RefusedRequest) -> Response:
-    return Response(f"{refused}\n".encode(), "text/plain; charset=utf-8", refused.status, refused.headers)
-
-
 def head_of(response: Response, *, keep_alive: bool, length: int | None) -> bytes:
     """`length` None: the body ends with the connection."""
     lines = [

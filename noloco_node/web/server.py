@@ -16,7 +16,7 @@ from pathlib import Path
 
 from noloco_node.errors import PortInUse, UsageError
 from noloco_node.web.access import token_in
-from noloco_node.web.http import MAX_HEAD_BYTES, RefusedRequest, Request, Response, error_response, head_of, request_of
+from noloco_node.web.http import MAX_HEAD_BYTES, RefusedRequest, Request, Response, head_of, request_of
 from noloco_node.web.live import MAX_LISTENERS, Live
 from noloco_node.web.routes import Node, Site
 
@@ -145,7 +145,8 @@ async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, why: RefusedRequest) -> None:
     """Send the reason, and close without resetting the connection while the client still reads."""
-    await _send(writer, error_response(why), keep_alive=False)
+    response = Response(f"{why}\n".encode(), "text/plain; charset=utf-8", why.status, why.headers)
+    await _send(writer, response, keep_alive=False)
     writer.write_eof()
     with suppress(TimeoutError):
         async with asyncio.timeout(HANG_UP_S):
