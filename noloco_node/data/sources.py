@@ -15,6 +15,7 @@ from noloco_node.base.atomic_files import open_file
 from noloco_node.base.units import size, span
 from noloco_node.base.validation import listed, shown
 from noloco_node.errors import UsageError
+from noloco_node.host.config import whole_path
 from noloco_node.run.schema import DataSpec, Manifest
 from noloco_node.views.status import Health
 
@@ -139,7 +140,7 @@ def check_size(tokenizer_bytes: int, what: str) -> None:
 
 def _matching(name: str) -> Iterator[Path]:
     try:
-        yield from _found(_absolute(name), name)
+        yield from _found(whole_path(name), name)
     except OSError as error:
         raise UsageError(f"cannot read {shown(name)}: {error.strerror}. Make it readable for this user") from None
 
@@ -177,10 +178,3 @@ def _fitting(pattern: Path) -> list[Path]:
 def _hidden(file: Path, folder: Path) -> bool:
     """Copies that other programs keep: `.ipynb_checkpoints`, or `._x.txt` of a Mac, which is no text."""
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
-
-
-def _absolute(name: str) -> Path:
-    try:
-        return Path(name).expanduser().absolute()
-    except RuntimeError:
-        raise UsageError(f"{shown(name)} names no user's home directory: write the path out") from None

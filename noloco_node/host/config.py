@@ -10,6 +10,7 @@ the parsers of rates, hours and addresses would remain.
 import codecs
 import ipaddress
 import logging
+import os
 import re
 import shlex
 import tomllib
@@ -131,7 +132,11 @@ def _file(value: object) -> Path:
 
 
 def _is_path(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= 4096 and value.isprintable()
+    if not (isinstance(value, str) and 0 < len(value) <= 4096 and value.isprintable()):
+        return False
+    if os.path.expanduser(value).startswith("~"):  # noqa: PTH111 (pathlib's raises RuntimeError)
+        raise ValueError("must be in the home directory of a user that is there", value)
+    return True
 
 
 def _token(value: object) -> bytes:

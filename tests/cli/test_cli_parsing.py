@@ -185,6 +185,8 @@ def test_what_shows_something_has_json(verb, capsys):
         (["swarm", "--rounds", "none"], "--rounds must be a whole number"),
         (["swarm", "--run", "/nowhere/run.toml"], "does not exist"),
         (["id", "--home", "~nobody-by-this-name/x"], "names no user's home directory"),
+        (["start", "run.toml", "--weights", "~nobody-by-this-name/x"], "--weights must be in the home directory of a"),
+        (["start", "run.toml", "--data", "~nobody-by-this-name/x"], "user that is there, not '~nobody-by-this-"),
     ],
 )
 def test_a_wrong_word_is_one_sentence_and_exit_2(args, sentence, capsys):
