@@ -55,8 +55,7 @@ class Recorder:
         match event:
             case RoundCommitted() | WentSolo():
                 piece, phase = self.curves.ended()
-                partner = name_of(piece.partner) if piece.partner else ""
-                log.info("%s", round_line(piece, phase, partner, self.stats.steps_target, self.stats.left_s))
+                log.info("%s", round_line(piece, phase, self.stats.steps_target, self.stats.left_s))
             case RolledBack():
                 log.warning("%s", rollback_sentence(event))
             case TakenBack(round, partner, loss_with, loss_without):

@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator
 
+from noloco_node.base.peer_names import name_of
 from noloco_node.base.reasons import in_words
 from noloco_node.base.units import loss, of, rate, share, size, small, span
 from noloco_node.views.history import Piece, Point
 from noloco_node.views.status import StatusView
 
 
-def round_line(ended: Piece, phase: Point | None, partner: str, steps_target: int | None, left_s: float | None) -> str:
+def round_line(ended: Piece, phase: Point | None, steps_target: int | None, left_s: float | None) -> str:
     """`round 41 with calm-otter: step 2050 of 5000, loss 1.873, …, 1 h 4 min left; swap 3.1 s, sent 12.6 MB, …`.
 
     `phase`: the inner phase of that round, as a swap may end when later ones have ended too."""
-    whom = f"with {partner}" if ended.kind == "swap" else f"solo ({partner_or_reason(ended, partner)})"
+    whom = partner_or_reason(ended)
+    whom = f"with {whom}" if ended.kind == "swap" else f"solo ({whom})"
     trained = [f"step {of(phase.step, steps_target)}"] if phase else []
     trained.append(f"loss {loss(phase.loss if phase else None)}")
     if phase:
@@ -23,8 +25,9 @@ def round_line(ended: Piece, phase: Point | None, partner: str, steps_target: in
     return f"round {ended.round} {whom}: {', '.join(trained)}{swap if ended.kind == 'swap' else ''}"
 
 
-def partner_or_reason(piece: Piece, partner: str) -> str:
+def partner_or_reason(piece: Piece) -> str:
     """The partner of a swap, or the reason of anything else, with the partner if there was one."""
+    partner = name_of(piece.partner) if piece.partner else ""
     if piece.kind == "swap":
         return partner
     reason = in_words(piece.reason or "alone")

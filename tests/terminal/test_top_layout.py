@@ -33,7 +33,7 @@ from noloco_node.views.status import (
 )
 
 NOW = 1_763_740_000.0
-ME, OTTER, FALCON = "12D3KooWME", "12D3KooWOTTER", "12D3KooWFALCON"
+ME, OTTER, FALCON = "12D3KooWME81676", "12D3KooWOTTER41521", "12D3KooWFALCON7864"
 NAMES = {ME: "brisk-heron", OTTER: "calm-otter", FALCON: "dry-falcon"}
 REMEDY = "free some, or move NOLOCO_HOME"
 
@@ -446,7 +446,7 @@ def test_a_round_is_drawn_at_its_time():
         Piece("solo", 2, NOW, NOW, None, "no_partner"),
     ]
     seen = window(pieces, NOW + 16, 3 * PHASE_COLUMNS)
-    phases, first, second = (line.plain for line in timeline(pieces, NAMES, seen, 3, ongoing=3))
+    phases, first, second = (line.plain for line in timeline(pieces, seen, 3, ongoing=3))
     assert [phases[x] for x in (0, PHASE_COLUMNS, 2 * PHASE_COLUMNS)] == ["│"] * 3
     assert "─ 1 ─" in phases and "─ 2 ─" in phases and "╌ 3 ╌" in phases
     assert first[PHASE_COLUMNS:].startswith("▅▅▅▅ calm-otter")
@@ -457,14 +457,14 @@ def test_a_round_is_drawn_at_its_time():
 def test_rounds_that_overlap_have_lanes_of_their_own():
     pieces = [Piece("phase", 1, NOW - 10, NOW), Piece("swap", 1, NOW - 9, NOW - 1, OTTER)]
     pieces.append(Piece("swap", 2, NOW - 8, NOW - 2, FALCON))
-    lines = [line.plain for line in timeline(pieces, NAMES, window(pieces, NOW, 48), 3, ongoing=None)]
+    lines = [line.plain for line in timeline(pieces, window(pieces, NOW, 48), 3, ongoing=None)]
     assert sum("▅" in line for line in lines) == 2
 
 
 def test_a_correction_that_is_taken_back_has_a_mark_of_its_own():
     taken = Piece("taken_back", 1, NOW, NOW, OTTER, "taken_back")
     pieces = [Piece("phase", 1, NOW - 16, NOW), taken]
-    lane = timeline(pieces, NAMES, window(pieces, NOW + 32, 4 * PHASE_COLUMNS), 2, ongoing=None)[1]
+    lane = timeline(pieces, window(pieces, NOW + 32, 4 * PHASE_COLUMNS), 2, ongoing=None)[1]
     assert lane.plain.strip() == "× taken back, calm-otter"
     before = a_picture()
     after = replace(before, history=replace(before.history, pieces=(*before.history.pieces, taken)))
@@ -476,7 +476,7 @@ def test_a_correction_that_is_taken_back_has_a_mark_of_its_own():
 
 def test_the_newest_partner_is_named_at_the_edge_too():
     pieces = [Piece("phase", 1, NOW - 10, NOW - 1), Piece("swap", 1, NOW - 1, NOW, OTTER)]
-    lane = timeline(pieces, NAMES, window(pieces, NOW, 48), 2, ongoing=None)[1].plain
+    lane = timeline(pieces, window(pieces, NOW, 48), 2, ongoing=None)[1].plain
     assert lane.endswith("calm-otter ▅▅")
 
 

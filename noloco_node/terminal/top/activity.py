@@ -7,13 +7,12 @@ Above, inner phases; below, swaps, solo rounds, and corrections that are taken b
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from rich.text import Text
 
-from noloco_node.base.peer_names import short_id
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import NOTHING, size, span
 from noloco_node.terminal.figures import left
@@ -42,7 +41,7 @@ def rounds(picture: Picture, now: float, width: int, height: int) -> list[Text]:
     over = f"last {span(shown.ended - shown.began)}"
     head = title("rounds", Text.assemble(("▅", SWAP), " together  ", ("○", SOLO), " solo  ", (over, "dim")), width)
     ongoing = picture.status.round + 1 if trains else None
-    return [head, *timeline(pieces, picture.history.names, shown, height - 1, ongoing=ongoing)][:height]
+    return [head, *timeline(pieces, shown, height - 1, ongoing=ongoing)][:height]
 
 
 def partners(picture: Picture, width: int, height: int) -> list[Text]:
@@ -52,12 +51,11 @@ def partners(picture: Picture, width: int, height: int) -> list[Text]:
     head = title("partners", f"{met} met" if met else "", width)
     if not ended:
         return [head, Text("none yet", "dim")][:height]
-    return [head, *(_partner(picture, piece, width) for piece in reversed(ended[-height:]))][:height]
+    return [head, *(_partner(piece, width) for piece in reversed(ended[-height:]))][:height]
 
 
-def _partner(picture: Picture, piece: Piece, width: int) -> Text:
-    words = _words(piece, picture.history.names)
-    left = Text.assemble((f"{piece.round:>5} ", "dim"), _mark(piece), " ", words)
+def _partner(piece: Piece, width: int) -> Text:
+    left = Text.assemble((f"{piece.round:>5} ", "dim"), _mark(piece), " ", clean(partner_or_reason(piece)))
     cost = f"{span(piece.ended - piece.began)}  {size(piece.sent):>7}" if piece.kind == "swap" else ""
     return between(left, Text(cost, "dim"), width)
 
@@ -116,24 +114,13 @@ def window(pieces: Sequence[Piece], now: float, width: int) -> TimeWindow:
     return TimeWindow(now - phase_s * max(2.0, width / PHASE_COLUMNS), now, width)
 
 
-def timeline(
-    pieces: Sequence[Piece], names: Mapping[str, str], shown: TimeWindow, rows: int, *, ongoing: int | None
-) -> list[Text]:
+def timeline(pieces: Sequence[Piece], shown: TimeWindow, rows: int, *, ongoing: int | None) -> list[Text]:
     """`ongoing`: the round whose phase has not ended yet."""
     if rows < 1 or shown.width < 1:
         return []
     phases = [piece for piece in pieces if piece.kind == "phase" and piece.ended > shown.began]
     rounds = [piece for piece in pieces if piece.kind != "phase" and piece.ended >= shown.began]
-    return [_phases(phases, shown, ongoing), *_lanes(rounds, names, shown, rows - 1)]
-
-
-def name(piece: Piece, names: Mapping[str, str]) -> str:
-    """Of its partner; empty where there was none."""
-    return (names.get(piece.partner) or short_id(piece.partner)) if piece.partner else ""
-
-
-def _words(piece: Piece, names: Mapping[str, str]) -> str:
-    return clean(partner_or_reason(piece, name(piece, names)))
+    return [_phases(phases, shown, ongoing), *_lanes(rounds, shown, rows - 1)]
 
 
 def _phases(phases: Sequence[Piece], shown: TimeWindow, ongoing: int | None) -> Text:
@@ -173,11 +160,11 @@ class _Mark:
         return self.begins + len(self.before) + len(self.bar) + len(self.after)
 
 
-def _lanes(pieces: Sequence[Piece], names: Mapping[str, str], shown: TimeWindow, rows: int) -> list[Text]:
+def _lanes(pieces: Sequence[Piece], shown: TimeWindow, rows: int) -> list[Text]:
     """The newest are placed first: each in the highest lane with room for its words, else without its words."""
     lanes: list[list[_Mark]] = [[] for _ in range(rows)]
     for piece in reversed(pieces):
-        places = ((mark, lane) for mark in _marks(piece, _words(piece, names), shown) for lane in lanes)
+        places = ((mark, lane) for mark in _marks(piece, clean(partner_or_reason(piece)), shown) for lane in lanes)
         for mark, lane in places:
             if _has_room(lane, mark, shown.width):
                 lane.append(mark)

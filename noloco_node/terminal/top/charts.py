@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from rich.text import Text
 
-from noloco_node.base.peer_names import short_id
+from noloco_node.base.peer_names import name_of
 from noloco_node.base.units import NOTHING, count, rate, share, size, span
 from noloco_node.terminal.figures import besides_steps, gpu, memory, reasons, traffic
 from noloco_node.terminal.picture import Picture
@@ -140,7 +140,7 @@ def _facts(picture: Picture) -> Iterator[tuple[str, list[str]]]:
     sent, received, is_today = traffic(status)
     yield "today" if is_today else "traffic", [sent, received]
     if last := status.last_round:
-        with_whom = f"{_name(picture, last.partner)} in {span(last.seconds)}"
+        with_whom = f"{name_of(last.partner)} in {span(last.seconds)}"
         yield "last", [with_whom, f"sent {size(last.sent)}", f"received {size(last.received)}"]
     if used := list(memory(status)):
         yield "memory", used
@@ -159,8 +159,3 @@ def _facts(picture: Picture) -> Iterator[tuple[str, list[str]]]:
         yield "idle", idle
     if status.last_error:
         yield "error", [status.last_error]
-
-
-def _name(picture: Picture, peer: str) -> str:
-    named = {row.peer_id: row.name for row in picture.peers.peers} | dict(picture.history.names)
-    return named.get(peer, short_id(peer))

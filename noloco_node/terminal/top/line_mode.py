@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from noloco_node.base.units import count, loss, of, share, span
 from noloco_node.terminal.picture import ABSENCES, Picture
-from noloco_node.terminal.top.activity import name
 from noloco_node.terminal.top.layout import clean
 from noloco_node.views.history import HistoryView
 from noloco_node.views.round_line import figures, partner_or_reason, round_line
@@ -77,9 +76,8 @@ def _rounds(before: HistoryView, now: Picture) -> Iterator[str]:
     for piece in now.history.pieces:
         if piece.kind == "phase" or (piece.kind, piece.round, piece.ended) in known:
             continue
-        partner = name(piece, now.history.names)
         if piece.kind == "taken_back":
-            yield f"round {piece.round} {clean(partner_or_reason(piece, partner))}"
+            yield f"round {piece.round} {clean(partner_or_reason(piece))}"
         else:
             phase, status = phases.get(piece.round), now.status
-            yield clean(round_line(piece, phase, partner, status.steps_target, status.left_s))
+            yield clean(round_line(piece, phase, status.steps_target, status.left_s))
