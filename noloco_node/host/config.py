@@ -398,7 +398,7 @@ def whole_path(named: str) -> Path:
         path = Path(named).expanduser().absolute()
     except RuntimeError:
         raise UsageError(f"{named} names no user's home directory: write the path out") from None
-    return path.resolve() if ".." in path.parts else path
+    return Path(os.path.realpath(path)) if ".." in path.parts else path  # resolve() raises for a loop of links
 
 
 def read_home_toml(home: Path) -> dict[str, object]:

@@ -207,6 +207,15 @@ def test_the_same_text_is_on_the_same_side_for_every_volunteer(kind: str, tmp_pa
     assert len(train & theirs) > 2000 and len(held_out & theirs_held_out) > 50
 
 
+def test_a_loop_of_links_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    (tmp_path / "folder").mkdir()
+    for name in (f"{tmp_path}/a", f"{tmp_path}/folder/../a", f"{tmp_path}/folder/../a/x.txt"):
+        with pytest.raises(UsageError, match=r"there is no file .* here"):
+            sources.find((name,))
+
+
 def test_memory_stays_small_whatever_the_file(tmp_path: Path) -> None:
     """Batches of documents go to the tokenizer; never the file."""
     path = jsonl(tmp_path / "set.jsonl", ["x" * 10_000] * 2_000)

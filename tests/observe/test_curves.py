@@ -58,6 +58,14 @@ def test_a_round_as_points_and_pieces() -> None:
     assert from_json(HistoryView, to_json(history.view())) == history.view()
 
 
+def test_no_loss_of_a_peer_is_too_large_for_a_mean() -> None:
+    history = Curves(ME)
+    history.seen([Peer(loss=1.7e308, eval_loss=1.7e308), Peer("fourth", loss=1.7e308, eval_loss=1.7e308)])
+    history.observe(phase(1), 0.0)
+    history.observe(Evaluated(1, 3.0), 0.0)
+    assert history.view().points[0].swarm_loss == history.view().points[0].swarm_eval_loss == float("inf")
+
+
 def test_meetings_of_others_are_read_from_their_records() -> None:
     history = Curves(ME)
     peer = Peer(committed=7)
