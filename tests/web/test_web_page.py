@@ -230,6 +230,21 @@ def test_it_is_filled_and_legible_on_every_screen(tab: Tab, tmp_path: Path) -> N
     assert [line for line in tab.complaints if not line.startswith("network: ")] == []
 
 
+@pytest.mark.parametrize(("place", "words"), [("#about dd", "peer id"), ("#health p", "remedy")])
+def test_what_somebody_marks_to_copy_it_stays_marked(tab: Tab, tmp_path: Path, place: str, words: str) -> None:
+    node = busy()
+    node.now = replace(node.now, health=(Health("warning", "network: only outgoing", "choose a port with --listen"),))
+    with served(node, tmp_path) as page:
+        tab.go(page.url)
+        tab.until(f"({FILLED}).rows === 8")
+        tab.value(f"getSelection().selectAllChildren(document.querySelector('{place}'))")
+        marked = tab.value("getSelection().toString()")
+        assert (node.now.peer_id if words == "peer id" else "Choose a port") in marked
+        node.now = replace(node.now, step=node.now.step + 1, uptime_s=node.now.uptime_s + 9)
+        tab.until(f"document.querySelector('#figures').innerText.includes('{node.now.step:,}')")
+        assert tab.value("getSelection().toString()") == marked
+
+
 ROWS = "[...document.querySelectorAll('#peers tbody tr')]"
 HEADS = "[...document.querySelectorAll('#peers thead th')].filter((one) => !one.hidden).map((one) => one.innerText)"
 

@@ -1,7 +1,7 @@
 // The page of one node: puts words and numbers in their places whenever the picture changes.
 
 import { CURVES, lossChart, rates, timeline } from "./charts.js";
-import { $, element, legend, say } from "./dom.js";
+import { $, element, legend, refill, say } from "./dom.js";
 import { Picture } from "./live.js";
 import { meetingsTable, peersTable, runsTable } from "./tables.js";
 import { NOTHING, clock, count, left, loss, plain, rate, share, size, small, span, whole } from "./words.js";
@@ -103,7 +103,7 @@ const showHealth = ({ status }) => {
   if (status.last_error) found.push({ level: "warning", text: `last error: ${status.last_error}`, remedy: "" });
   const at = $("#health");
   at.hidden = !found.length;
-  at.replaceChildren(...found.map(({ level, text, remedy }) =>
+  refill(at, ...found.map(({ level, text, remedy }) =>
     element("p", { class: level }, element("strong", {}, `${level}: `), text, remedy ? `. ${remedy[0].toUpperCase()}${remedy.slice(1)}.` : "")));
 };
 
@@ -148,18 +148,9 @@ const stageFigures = (stage) => {
   ];
 };
 
-const showFigures = ({ status, peers }) => {
-  const at = $("#figures");
-  const shown = figures(status, peers);
-  if (at.childElementCount !== shown.length) {
-    at.replaceChildren(...shown.map(([title]) => element("div", {}, element("dt", {}, title), element("dd"), element("dd", { class: "quiet" }))));
-  }
-  shown.forEach(([, value, more], number) => {
-    const [, large, small] = at.children[number].children;
-    say(large, value);
-    say(small, more);
-  });
-};
+const showFigures = ({ status, peers }) =>
+  refill($("#figures"), ...figures(status, peers).map(([title, value, more]) =>
+    element("div", {}, element("dt", {}, title), element("dd", {}, value), element("dd", { class: "quiet" }, more))));
 
 const ACCOUNTS = { step: "training steps", data: "reading data", boundary: "boundaries", apply: "corrections", evaluate: "evaluation", sample: "sample text", checkpoint: "checkpoints", waiting: "waiting", other: "the rest" };
 
@@ -208,7 +199,7 @@ const showAbout = ({ status, nameOf }) => {
     ["others join with", status.join],
     ["version", status.version],
   ];
-  $("#about dl").replaceChildren(...rows.filter(([, value]) => value).flatMap(([title, value]) => [element("dt", {}, title), element("dd", {}, value)]));
+  refill($("#about dl"), ...rows.filter(([, value]) => value).flatMap(([title, value]) => [element("dt", {}, title), element("dd", {}, value)]));
 };
 
 const of = (used, limit) => size(used) + (limit === null ? "" : ` of ${size(limit)}`);
@@ -241,7 +232,7 @@ const scrolled = ({ target }) => {
 };
 
 const showLog = ({ said }) => {
-  $("#log ol").replaceChildren(...said.map((line) => element("li", { class: line.level },
+  refill($("#log ol"), ...said.map((line) => element("li", { class: line.level },
     element("time", {}, clock(line.at)), ...(line.level === "info" ? [] : [element("strong", {}, `${line.level} `)]), line.text)));
   toEnd();
 };

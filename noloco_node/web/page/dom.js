@@ -19,5 +19,15 @@ export const say = (at, text) => {
   if (at.textContent !== text) at.textContent = text; // what has not changed is not read out again
 };
 
+// What has not changed stays: somebody may have marked it, to copy it.
+export const refill = (at, ...children) => {
+  children.forEach((child, number) => {
+    const before = at.children[number];
+    if (!before) at.append(child);
+    else if (!before.isEqualNode(child)) before.replaceWith(child);
+  });
+  while (at.childElementCount > children.length) at.lastElementChild.remove();
+};
+
 export const legend = (at, entries) =>
   at.replaceChildren(...entries.map(([mark, ...words]) => element("li", {}, element("i", { class: mark }), ...words)));

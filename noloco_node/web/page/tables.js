@@ -1,6 +1,6 @@
 // Tables of peers, of runs, and of who swapped with whom. The head and the sort order stay when rows change.
 
-import { element } from "./dom.js";
+import { element, refill } from "./dom.js";
 import { NOTHING, count, loss, plain, rate, shortId, size, span } from "./words.js";
 
 export class Table {
@@ -30,7 +30,7 @@ export class Table {
     const shown = this.columns.filter((_, number) => !this.heads[number].hidden);
     const { of } = this.columns[this.sortedBy];
     const ordered = [...rows].sort((one, other) => first(other) - first(one) || (this.down ? -1 : 1) * compare(of(one), of(other)));
-    this.body.replaceChildren(...ordered.map((row) =>
+    refill(this.body, ...ordered.map((row) =>
       element("tr", { class: first(row) ? "self" : null }, ...shown.map((column, number) =>
         element(number ? "td" : "th", { scope: number ? null : "row", class: column.words ? null : "number" }, column.show(row))))));
   }
