@@ -321,7 +321,7 @@ const charts = {
 const showChoice = () => {
   const choice = $("#loss .choice");
   choice.hidden = picture.points.length < 1.5 * LATEST;
-  choice.replaceChildren(...[[Infinity, "whole run"], [LATEST, `last ${LATEST} rounds`]].map(([rounds, words]) =>
+  refill(choice, ...[[Infinity, "whole run"], [LATEST, `last ${LATEST} rounds`]].map(([rounds, words]) =>
     element("button", {
       type: "button",
       "aria-pressed": String(charts.loss.rounds === rounds),
