@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 
+from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import NolocoError
 from noloco_node.host.home import Home
 from noloco_node.terminal.top.driver import Terminal
@@ -100,14 +101,17 @@ class Session:
         if picture.is_rendezvous and command is not Command.LEAVE:
             return f"{picture.status.name} is a rendezvous and does not train"
         try:
-            if command is Command.LEAVE:
-                await node.leave()
-                self._left = picture.status.name
-                return f"{self._left} finishes its swap, saves, and leaves: a few seconds"
-            view = await (node.pause() if command is Command.PAUSE else node.resume())
-            return f"{view.name} is {view.state}"
+            return await self._send(command, node, picture.status.name)
         except NolocoError as error:
             return str(error)
+
+    async def _send(self, command: Command, node: ControlClient, name: str) -> str:
+        if command is Command.LEAVE:
+            await node.leave()
+            self._left = name
+            return f"{name} finishes its swap, saves, and leaves: a few seconds"
+        view = await (node.pause() if command is Command.PAUSE else node.resume())
+        return f"{view.name} is {view.state}"
 
 
 async def as_lines(home: Home, every_s: float, write: Callable[[str], None]) -> None:
