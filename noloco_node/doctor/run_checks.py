@@ -39,13 +39,13 @@ class _Swarm:
 
 async def examine(settings: NodeConfig) -> AsyncIterator[Finding]:
     home = Home(settings.home)
-    yield _device(settings)
-    for finding in _gpu(settings):
-        yield finding
     yield verdicts.memory(memory.free_bytes())
     yield verdicts.disk(atomic_files.free_bytes(home.root), str(home.root))
     yield verdicts.home(probes.place(home))
     yield verdicts.descriptors(probes.descriptors())
+    yield _device(settings)  # from here on it takes seconds
+    for finding in _gpu(settings):
+        yield finding
     node, trouble = await _node(home)
     running = node is not None or trouble is not None
     port = None if running else probes.port(settings.listen)
