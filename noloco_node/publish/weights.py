@@ -27,6 +27,7 @@ from noloco_node.stages import part
 from noloco_node.training import model
 
 CHECKPOINTS = "checkpoints"
+_NAME_ONE = "name a home in which a node has trained, a checkpoint or an exported folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def find(
         raise UsageError(f"cannot read {path}: {error.strerror}. Make it readable for this user") from None
     if not there:
         what = "is no folder" if path.exists() else "does not exist"
-        raise UsageError(f"{path} {what}: name a home, a checkpoint or an exported folder")
+        raise UsageError(f"{path} {what}: {_NAME_ONE}")
     if (path / "config.json").exists():
         return Exported(signed_file.read(path), path)
     if path.parent.name == CHECKPOINTS:
@@ -133,7 +134,7 @@ def find(
 def _run_folder(home: Home, wanted: str | None, say: Callable[[str], None]) -> Path:
     there = [run for run in kept_runs.kept(home, held=None) if (home.run(run.run_id) / signed_file.NAME).exists()]
     if not there:
-        raise UsageError(f"there is no run in {home.root}: name a home in which a node has trained, with --home")
+        raise UsageError(f"there is no run in {home.root}: {_NAME_ONE}")
     if wanted is not None:
         return home.run(kept_runs.named(home, there, wanted).run_id)
     last = next((run for run in there if run.round), there[0])

@@ -473,7 +473,8 @@ def test_a_damaged_checkpoint_is_passed_over(left: Left, capsys: pytest.CaptureF
 
 def test_a_folder_that_is_none(tmp_path: Path, exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not exist" in refused(capsys, "eval", str(tmp_path / "nowhere"))
-    assert "there is no run in" in refused(capsys, "eval", str(tmp_path))
+    said = refused(capsys, "eval", str(tmp_path))
+    assert f"there is no run in {tmp_path}: name a home in which a node has trained, a checkpoint or an" in said
     nameless = tmp_path / "nameless"
     shutil.copytree(exported, nameless)
     (nameless / "noloco.json").unlink()
