@@ -1,8 +1,8 @@
 """The command line: runs a verb, and turns every error into a sentence and an exit code.
 
 Nothing heavy is imported before a verb needs it, so `--help` is quick. A NolocoError is one sentence on stderr and its
-exit code, and with `--json` a document on stdout, too; anything else is a bug: one line for the user, and the traceback
-in the home's log. How a signal ends a verb: __main__.py.
+exit code, and with `--json` a document on stdout, too; one that is interrupted is that document alone. Anything else is
+a bug: one line for the user, and the traceback in the home's log. How a signal ends a verb: __main__.py.
 """
 
 import errno
@@ -65,7 +65,7 @@ def _report(error: BaseException, args: list[str]) -> int:
         case SystemExit() as asked:  # argparse, after --help and --version
             return asked.code if isinstance(asked.code, int) else 0
         case KeyboardInterrupt():
-            return EXIT_INTERRUPTED
+            return _document("interrupted by Ctrl-C or SIGTERM", EXIT_INTERRUPTED, args)
         case OSError(errno=errno.ENOSPC, filename=None):  # also at the flush: what is said here may not come through
             return _say("the disk is full: the output is not whole. Free some space", DiskFull.exit_code, args)
         case _:
@@ -76,6 +76,12 @@ def _report(error: BaseException, args: list[str]) -> int:
 
 
 def _say(sentence: str, code: int, args: list[str]) -> int:
+    _document(sentence, code, args)
+    print(printable(sentence), file=sys.stderr)
+    return code
+
+
+def _document(sentence: str, code: int, args: list[str]) -> int:
     if "--json" in args:
         import json
 
@@ -83,5 +89,4 @@ def _say(sentence: str, code: int, args: list[str]) -> int:
 
         with suppress(OSError):  # on one line, since it may end a list of documents that has one a line
             print(json.dumps({"schema": SCHEMA, "error": as_error(sentence, code)}), flush=True)
-    print(printable(sentence), file=sys.stderr)
     return code

@@ -79,6 +79,9 @@ def test_peers_watched_through_a_pipe_until_ctrl_c(running):
             watching.send_signal(signal.SIGINT)
             assert watching.wait(60) == EXIT_INTERRUPTED
             assert watching.stderr.read() == ""
+            *_, last = ["", *watching.stdout]
+            ended = {"schema": 1, "error": {"code": 130, "sentence": "interrupted by Ctrl-C or SIGTERM"}}
+            assert (json.loads(last) == ended) if words else ("interrupted" not in last)
 
 
 async def test_a_watcher_is_told_when_a_quarantine_begins_and_ends(monkeypatch, capsys):
