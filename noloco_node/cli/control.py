@@ -26,12 +26,15 @@ COMES_S = 10.0
 """With a timeout: how long to wait for a node to appear. One that has just been started holds its lock at once."""
 SILENT_S = 30.0
 """A node that loads torch on a busy machine does not answer for a while."""
+ANSWER_S = 2.0
+"""A healthy node answers within it, also where --timeout is shorter."""
 
 
 # ---- pause, resume, leave ----
 def pause(args: argparse.Namespace) -> int:
-    view = asyncio.run(_change(home_of(args), ControlClient.pause))
-    print(f"{view.name} is {view.state}: `noloco-node resume` continues")
+    home = home_of(args)
+    view = asyncio.run(_change(home, ControlClient.pause))
+    print(f"{view.name} is {view.state}: `noloco-node resume{home.flag}` continues")
     return 0
 
 

@@ -223,7 +223,8 @@ def test_wait_for_a_node_that_starts_later(home, capsys, monkeypatch):
         node.terminate()
 
 
-def test_wait_ends_at_its_timeout_and_with_its_node(running, capsys):
+def test_wait_ends_at_its_timeout_and_with_its_node(running, capsys, monkeypatch):
+    monkeypatch.setattr("noloco_node.cli.control.ANSWER_S", 60.0)
     assert main(["wait", "--for", "round=42", "--timeout", "0.1", "--json"]) == 6
     said = capsys.readouterr()
     assert "round 42 was not reached within 0.1 s (brisk-heron is training at round 41)" in said.err
@@ -243,6 +244,18 @@ def test_wait_says_at_once_what_no_waiting_will_change(home, capsys, monkeypatch
     monkeypatch.setattr(socket_client, "_require_listener", refused)
     assert main(["wait", "--for", "training", "--timeout", "60"]) == 2
     assert "another user" in capsys.readouterr().err
+
+
+def test_wait_takes_no_longer_than_its_timeout_beside_a_node_that_does_not_answer(running, capsys, monkeypatch):
+    monkeypatch.setattr("noloco_node.cli.control.ANSWER_S", 0.3)
+    running.send_signal(signal.SIGSTOP)
+    took_s = []
+    for _ in range(3):  # a machine that stands still does so for one of them
+        began = time.monotonic()
+        assert main(["wait", "--for", "training", "--timeout", "0.2"]) == 6
+        took_s.append(time.monotonic() - began)
+    assert "(no node answered)" in capsys.readouterr().err
+    assert min(took_s) < 4
 
 
 def test_wait_with_a_timeout_and_no_node(capsys):
