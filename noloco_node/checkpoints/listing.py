@@ -9,6 +9,8 @@ from typing import Any
 
 from noloco_node.base import atomic_files
 from noloco_node.errors import Incompatible, UsageError
+from noloco_node.host.home import Home
+from noloco_node.views.status import StatusView
 
 SCHEMA = 2
 FILES = MODEL, OUTER, INNER = "model.safetensors", "outer.safetensors", "inner.pt"
@@ -82,6 +84,17 @@ def last_round(directory: Path) -> int:
     """The round of the newest checkpoint whose state.json can be read. 0: none."""
     found = newest(directory)
     return found.round if found else 0
+
+
+def unsaved(view: StatusView, home: Home) -> str | None:
+    """What a node that has left lost, by its status before: its last checkpoint, as on a full disk."""
+    if view.run_id is None or view.checkpoint is None or view.loss is None:
+        return None  # it has trained nothing since its start
+    kept = last_round(home.run(view.run_id) / "checkpoints")
+    if kept >= view.round:
+        return None
+    last = f"the last that is saved is round {kept}" if kept else "and no earlier one is"
+    return f"{view.name} has left, but round {view.round} is not saved, {last}: see {home.log}"
 
 
 def places(directory: Path) -> list[tuple[tuple[int, int], Path]]:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from noloco_node.base.states import NodeState
+from noloco_node.checkpoints import listing
 from noloco_node.cli.options import home_of, print_json
 from noloco_node.control import socket_client
 from noloco_node.control.socket_client import ControlClient
@@ -56,6 +57,8 @@ def leave(args: argparse.Namespace) -> int:
             print(f"{name} is leaving, and waits for {awaited}")
             deadline = time.monotonic() + _LEAVE_S
         time.sleep(_POLL_LEAVE_S)
+    if lost := listing.unsaved(view, home):
+        raise NolocoError(lost)
     print(f"{name} has left; its state is kept in {home.root}")
     return 0
 
@@ -63,7 +66,7 @@ def leave(args: argparse.Namespace) -> int:
 async def _change(home: Home, change: Callable[[ControlClient], Awaitable[StatusView]]) -> StatusView:
     view = await socket_client.ask(home, change)
     if view.state == NodeState.RENDEZVOUS:
-        raise UsageError(f"{view.name} is a rendezvous and does not train: `noloco-node leave` ends it")
+        raise UsageError(f"{view.name} is a rendezvous and does not train: `noloco-node leave{home.flag}` ends it")
     return view
 
 
@@ -146,14 +149,17 @@ class _Wait:
                     raise socket_client.nobody(self._home)
                 raise NotReached(
                     f"{self._goal} was not reached within {self._timeout_s:g} s ({_progress(self._last)}): "
-                    "wait longer with --timeout, or see `noloco-node status`"
+                    f"wait longer with --timeout, or see `noloco-node status{self._home.flag}`"
                 )
             await asyncio.sleep(min(POLL_S, self._left()))
         return view
 
     async def _reached(self) -> StatusView | None:
         try:
-            view = await socket_client.ask(self._home, ControlClient.status)
+            async with asyncio.timeout(max(ANSWER_S, self._left())):
+                view = await socket_client.ask(self._home, ControlClient.status)
+        except TimeoutError:
+            return None
         except NoNodeRunning:
             return self._without_node()
         except (UsageError, Incompatible):

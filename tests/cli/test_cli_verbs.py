@@ -116,6 +116,30 @@ def test_leave_waits_until_the_node_is_gone(running, home, capsys):
 
 
 @pytest.fixture
+def trained(monkeypatch, request):
+    """A node that has rounds to save."""
+    monkeypatch.setenv("TRAINED", "yes")
+    return request.getfixturevalue("running")
+
+
+@pytest.mark.usefixtures("trained")
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        ((41,), "its state is kept in"),
+        ((40,), "round 41 is not saved, the last that is saved is round 40: see"),
+        ((), "round 41 is not saved, and no earlier one is: see"),
+    ],
+)
+def test_leave_says_what_a_node_could_not_save(saved, said, home, capsys):
+    """As on a full disk. By the checkpoints there are, since a node that has ended answers no more."""
+    for round in saved:
+        reached(home.run(STATUS.run_id) / "checkpoints", round)
+    assert main(["leave"]) == (0 if 41 in saved else 1)
+    assert said in "".join(capsys.readouterr())
+
+
+@pytest.fixture
 def saving(monkeypatch, request):
     """A node that must write a checkpoint before it ends, which takes longer than leaving may: until it has said so."""
     monkeypatch.setenv("SAVES", "yes")

@@ -11,12 +11,13 @@ from noloco_node.control import socket_server
 from noloco_node.host.home import Home
 from noloco_node.views.history import HistoryView, Piece, Point
 from noloco_node.views.peers import PeerRow, PeersView, PingView
-from noloco_node.views.status import BytesView, Health, LastRound, Rounds, StatusView
+from noloco_node.views.status import BytesView, Checkpoints, Health, LastRound, Rounds, StatusView
 
 ME = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 OTHER = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
 SAVED = "saved"
-"""In its home: its last checkpoint is written. With SAVES in its environment it leaves no sooner."""
+"""In its home: its last checkpoint is written. With SAVES in its environment it leaves no sooner; with TRAINED it has
+rounds to save."""
 
 STATUS = StatusView(
     peer_id=ME,
@@ -122,7 +123,7 @@ class FakeNode:
 
 
 async def live(home: Home, saved: Path | None) -> None:
-    node = FakeNode(saved=saved)
+    node = FakeNode(replace(STATUS, checkpoint=Checkpoints(1) if "TRAINED" in os.environ else None), saved=saved)
     socket_server._GRACE_S = 60.0  # it leaves at once, and its answer must still come on a busy machine
     with home.create().lock():
         async with socket_server.serving(home, node):

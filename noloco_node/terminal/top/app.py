@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 
+from noloco_node.checkpoints import listing
 from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import NolocoError
 from noloco_node.host.home import Home
@@ -13,6 +14,7 @@ from noloco_node.terminal.top.keys import Command, Keys
 from noloco_node.terminal.top.line_mode import LineMode
 from noloco_node.terminal.top.poller import Poller
 from noloco_node.terminal.top.screen import Display, screen
+from noloco_node.views.status import StatusView
 
 _TICK_S = 1.0  # the shown times advance while no answer comes
 _BY_SIGNAL = 128  # plus its number: the exit code that a shell gives a process ended by a signal
@@ -30,8 +32,8 @@ class Session:
         self._keys = Keys()
         self._commands: asyncio.Queue[Command] = asyncio.Queue()
         self._code: int | None = None
-        self._left: str | None = None
-        """The name of the node that was told to leave."""
+        self._left: StatusView | None = None
+        """Of the node that was told to leave, before."""
 
     async def run(self) -> int:
         """Raises NoNodeRunning if none runs at the start; if it ends later, waits for the next one."""
@@ -68,8 +70,9 @@ class Session:
             self._changed.clear()
             if picture := self._poller.picture:
                 if self._left and picture.absence == "gone":
-                    self.last_line = f"{self._left} has left; its state is kept in {self._home.root}"
-                    self._code = 0
+                    kept = f"{self._left.name} has left; its state is kept in {self._home.root}"
+                    lost = listing.unsaved(self._left, self._home)
+                    self.last_line, self._code = lost or kept, int(bool(lost))
                 terminal.show(screen(picture, self._display(*terminal.size())))
             try:
                 async with asyncio.timeout(_TICK_S):
@@ -101,15 +104,15 @@ class Session:
         if picture.is_rendezvous and command is not Command.LEAVE:
             return f"{picture.status.name} is a rendezvous and does not train"
         try:
-            return await self._send(command, node, picture.status.name)
+            return await self._send(command, node, picture.status)
         except NolocoError as error:
             return str(error)
 
-    async def _send(self, command: Command, node: ControlClient, name: str) -> str:
+    async def _send(self, command: Command, node: ControlClient, before: StatusView) -> str:
         if command is Command.LEAVE:
             await node.leave()
-            self._left = name
-            return f"{name} finishes its swap, saves, and leaves: a few seconds"
+            self._left = before
+            return f"{before.name} finishes its swap, saves, and leaves: a few seconds"
         view = await (node.pause() if command is Command.PAUSE else node.resume())
         return f"{view.name} is {view.state}"
 
