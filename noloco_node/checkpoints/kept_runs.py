@@ -48,7 +48,8 @@ def remove(home: Home, there: Sequence[KeptRun], wanted: Sequence[str]) -> list[
     for run in chosen:
         if run.running:
             raise NodeAlreadyRunning(
-                f"a node trains {run.label} in {home.root}: stop it with `noloco-node leave`, then remove the run"
+                f"a node trains {run.label} in {home.root}: stop it with `noloco-node leave{home.flag}`, then remove "
+                "the run"
             )
     for run in chosen:
         with writing(home.run(run.run_id)):

@@ -274,8 +274,8 @@ def _amend(home: "Home", file: "RunFile", author: "Identity", **changes: object)
     if len(signed.document) > amendment.MAX_BYTES:
         raise UsageError(f"{len(newer.revoked)} peers are too many to take out: start another run")
     amendment.write(home.run(run_id), signed)
-    spread = "the node here tells the others" if home.holder() else "`noloco-node join` here tells the others"
-    return f"{file.run.label} is {newer.words()}. {spread}"
+    who = "the node here" if home.holder() else f"`noloco-node join{home.flag}` here"
+    return f"{file.run.label} is {newer.words()}. {who} tells the others"
 
 
 async def _join_line(home: "Home", run_id: str) -> str | None:

@@ -47,8 +47,8 @@ def resume(args: argparse.Namespace) -> int:
 
 def leave(args: argparse.Namespace) -> int:
     home = home_of(args)
-    name = asyncio.run(_leave(home))
-    deadline = time.monotonic() + _LEAVE_S
+    view = asyncio.run(_leave(home))
+    name, deadline = view.name, time.monotonic() + _LEAVE_S
     while (pid := home.holder()) is not None:
         if time.monotonic() > deadline:
             awaited = asyncio.run(_awaited(home))
@@ -78,11 +78,12 @@ async def _awaited(home: Home) -> str | None:
         return None
 
 
-async def _leave(home: Home) -> str:
+async def _leave(home: Home) -> StatusView:
+    """Its status before."""
     async with socket_client.connected(home) as node:
-        name = (await node.status()).name
+        view = await node.status()
         await node.leave()
-        return name
+        return view
 
 
 # ---- wait ----

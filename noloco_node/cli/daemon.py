@@ -23,7 +23,7 @@ from noloco_node.cli import log_setup
 from noloco_node.errors import Incompatible, SwarmUnreachable, UsageError
 from noloco_node.host import config, remembered
 from noloco_node.host.config import NodeConfig
-from noloco_node.host.home import Home
+from noloco_node.host.home import Home, home_dir
 from noloco_node.host.imports import large_import
 from noloco_node.transport.probe import check_port, probe, reach
 
@@ -145,7 +145,7 @@ def _of_this_home(word: str, flags: Mapping[str, object]) -> str:
     """The id of the run that is meant, where this home has been in it: there its name is enough."""
     from noloco_node.checkpoints import kept_runs
 
-    home = Home(config.home_dir(str(flags["home"]) if flags.get("home") else None, os.environ))
+    home = Home(home_dir(str(flags["home"]) if flags.get("home") else None, os.environ))
     with suppress(UsageError):
         return kept_runs.named(home, kept_runs.kept(home, None), word).run_id
     return word

@@ -13,8 +13,7 @@ from logging.handlers import RotatingFileHandler
 
 from noloco_node.base.validation import printable
 from noloco_node.errors import NolocoError, known
-from noloco_node.host.config import home_dir
-from noloco_node.host.home import Home
+from noloco_node.host.home import Home, home_dir
 from noloco_node.observe.log_tail import NODE, of_this_node
 
 LOG_FILES = 3

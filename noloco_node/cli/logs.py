@@ -55,7 +55,7 @@ async def _set_level(home: Home, level: str) -> str:
     async with socket_client.connected(home) as node:
         await node.log_level(level)
         name = (await node.status()).name
-    return f"{name} logs at {level} until it ends: `noloco-node logs -f` shows it"
+    return f"{name} logs at {level} until it ends: `noloco-node logs -f{home.flag}` shows it"
 
 
 def last_lines(file: BinaryIO, log: Path, count: int) -> list[str]:

@@ -20,7 +20,7 @@ from noloco_node.doctor.verdicts import Finding, exit_code
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig
-from noloco_node.host.home import Home
+from noloco_node.host.home import Home, whole_path
 from noloco_node.version import PROTOCOL, VERSION
 from noloco_node.views.documents import SCHEMA, document
 
@@ -124,7 +124,7 @@ def bugreport(args: argparse.Namespace) -> int:
     contents = {"versions.txt": _versions(), **asyncio.run(_views(home)), "doctor.json": _doctor(home)}
     report.write(to, {**contents, **report.files(home)}, report.mask(home, os.environ))
     wrote = f"wrote {to}: keys and tokens are left out, addresses masked. Read it before you send it"
-    return show(args, {"file": str(config.whole_path(str(to))), "bytes": to.stat().st_size}, wrote)
+    return show(args, {"file": str(whole_path(str(to))), "bytes": to.stat().st_size}, wrote)
 
 
 def _versions() -> str:

@@ -9,6 +9,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from noloco_node.base.validation import shown
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,19 +20,21 @@ Options = argparse.ArgumentParser | argparse._ArgumentGroup
 
 # ---- values ----
 def home_of(args: argparse.Namespace) -> "Home":
-    """Raises UsageError where it is not this user's."""
+    """Raises UsageError where it is not this user's, or cannot be."""
+    import errno
     import os
 
-    from noloco_node.host import config
-    from noloco_node.host.home import Home
+    from noloco_node.host.home import Home, home_dir
 
-    home = Home(config.home_dir(args.home, os.environ))
+    home = Home(home_dir(args.home, os.environ))
     try:
         home.socket.lstat()
     except PermissionError:
         raise home.not_ours() from None
-    except OSError:  # there is none now
-        pass
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            named = shown(str(home.root))
+            raise UsageError(f"{named} is too long for a home: name another with --home or NOLOCO_HOME") from None
     return home
 
 

@@ -21,7 +21,7 @@ from noloco_node.control import socket_client
 from noloco_node.errors import DiskFull, OutOfMemory, UsageError
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig
-from noloco_node.host.home import Home
+from noloco_node.host.home import Home, whole_path
 from noloco_node.run import signed_file
 from noloco_node.views.gather import GatherView
 
@@ -38,7 +38,7 @@ _MAX_PEERS = 64
 
 
 def export(args: argparse.Namespace) -> int:
-    to = config.whole_path(args.to)
+    to = whole_path(args.to)
     from noloco_node.publish import hf_folder, model_card
 
     hf_folder.check(to)

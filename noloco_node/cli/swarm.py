@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from noloco_node.base import atomic_files
 from noloco_node.cli.options import print_json, whole_number
 from noloco_node.errors import NolocoError, PortInUse, UsageError
-from noloco_node.host.config import web_address, whole_path
+from noloco_node.host.config import web_address
+from noloco_node.host.home import whole_path
 from noloco_node.version import VERSION
 from noloco_node.views.documents import as_error
 

@@ -4,14 +4,12 @@ It connects to the socket first, before gRPC is even imported, so that `status` 
 """
 
 import asyncio
-import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from noloco_node.errors import Incompatible, NolocoError, NoNodeRunning
-from noloco_node.host.config import home_flag
 from noloco_node.host.home import Home
 from noloco_node.views.documents import from_json
 from noloco_node.views.gather import GatherView
@@ -147,7 +145,7 @@ def nobody(home: Home) -> NoNodeRunning:
     pid = home.holder()
     if pid is not None:
         return NoNodeRunning(f"the node in {home.root} (pid {pid}) is just starting or ending: try again in a moment")
-    join = f"join{'' if home.remembered.is_file() else ' <invitation>'}{home_flag(home, os.environ)}"
+    join = f"join{'' if home.remembered.is_file() else ' <invitation>'}{home.flag}"
     return NoNodeRunning(
         f"no node is running in {home.root}: start one with `noloco-node {join}`, "
         "or name the home of another with --home"

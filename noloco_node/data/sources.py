@@ -15,7 +15,7 @@ from noloco_node.base.atomic_files import open_file
 from noloco_node.base.units import size, span
 from noloco_node.base.validation import listed, shown
 from noloco_node.errors import UsageError
-from noloco_node.host.config import whole_path
+from noloco_node.host.home import whole_path
 from noloco_node.run.schema import DataSpec, Manifest
 from noloco_node.views.status import Health
 

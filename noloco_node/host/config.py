@@ -2,7 +2,7 @@
 time > default. What was given last time (host/remembered.py) counts for `join`, and its files for the verbs about the
 model. `none` stands for the default.
 
-The only module that knows the names of environment variables; it gets the environment as an argument. By hand rather
+Knows the names of environment variables, and gets the environment as an argument. By hand rather
 than with pydantic-settings: importing pydantic takes 0.1 s, as long as all else that `--help` and `status` import, and
 the parsers of rates, hours and addresses would remain.
 """
@@ -12,7 +12,6 @@ import ipaddress
 import logging
 import os
 import re
-import shlex
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -25,7 +24,7 @@ from noloco_node.base.atomic_files import open_file
 from noloco_node.base.validation import did_you_mean, listed, shown
 from noloco_node.errors import UsageError
 from noloco_node.host import limits, remembered
-from noloco_node.host.home import Home
+from noloco_node.host.home import Home, home_dir
 from noloco_node.host.limits import Hours
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -270,30 +269,6 @@ _PARSERS: dict[str, Callable[[object], Any]] = {
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(NodeConfig)}
 
 
-def default_home(environ: Mapping[str, str]) -> Path:
-    """`$NOLOCO_HOME`, else `$XDG_STATE_HOME/noloco-node`, else `~/.local/state/noloco-node`."""
-    if named := environ.get(f"{PREFIX}HOME"):
-        return whole_path(named)
-    state = environ.get("XDG_STATE_HOME", "")
-    if state.startswith("/"):  # the XDG rules: what is relative is ignored
-        return Path(state, "noloco-node")
-    try:
-        user = environ.get("HOME") or Path.home()
-    except RuntimeError:
-        user = "/"  # as Docker has it for a user without one; where nothing can be written there, that is said
-    return Path(user, ".local", "state", "noloco-node")
-
-
-def home_flag(home: Home, environ: Mapping[str, str]) -> str:
-    """` --home DIR`, for a command that is about this home; empty where it is the default one."""
-    return "" if home.root == default_home(environ) else f" --home {shlex.quote(str(home.root))}"
-
-
-def home_dir(flag: str | None, environ: Mapping[str, str]) -> Path:
-    """The home that `--home` names, else the default one."""
-    return whole_path(flag) if flag else default_home(environ)
-
-
 def resolve(
     flags: Mapping[str, object],
     environ: Mapping[str, str],
@@ -390,15 +365,6 @@ def _list(text: str) -> list[str]:
 
 def _variable(key: str) -> str:
     return f"{PREFIX}{key.upper()}"
-
-
-def whole_path(named: str) -> Path:
-    """Absolute, and without `..`."""
-    try:
-        path = Path(named).expanduser().absolute()
-    except RuntimeError:
-        raise UsageError(f"{named} names no user's home directory: write the path out") from None
-    return Path(os.path.realpath(path)) if ".." in path.parts else path  # resolve() raises for a loop of links
 
 
 def read_home_toml(home: Path) -> dict[str, object]:

@@ -1,12 +1,13 @@
-"""The home, a node's state directory: where its files lie, and the lock that lets only one node use it.
+"""The home, a node's state directory: where it is, where its files lie, and the lock that lets only one node use it.
 
 The lock is the kernel's (flock), so it ends with its process, however that ended; the pid in the file is for people.
 """
 
 import fcntl
 import os
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,34 @@ MAX_SOCKET_PATH_BYTES = 107
 _TRY_S = 0.03
 _TRIES, _CHANGE_TRIES = 5, 300
 """`holder` has the lock for a moment, another command of a run's author for a second or two."""
+
+
+def default_home(environ: Mapping[str, str]) -> Path:
+    """`$NOLOCO_HOME`, else `$XDG_STATE_HOME/noloco-node`, else `~/.local/state/noloco-node`."""
+    if named := environ.get("NOLOCO_HOME"):
+        return whole_path(named)
+    state = environ.get("XDG_STATE_HOME", "")
+    if state.startswith("/"):  # the XDG rules: what is relative is ignored
+        return Path(state, "noloco-node")
+    try:
+        user = environ.get("HOME") or Path.home()
+    except RuntimeError:
+        user = "/"  # as Docker has it for a user without one; where nothing can be written there, that is said
+    return Path(user, ".local", "state", "noloco-node")
+
+
+def home_dir(flag: str | None, environ: Mapping[str, str]) -> Path:
+    """The home that `--home` names, else the default one."""
+    return whole_path(flag) if flag else default_home(environ)
+
+
+def whole_path(named: str) -> Path:
+    """Absolute, and without `..`."""
+    try:
+        path = Path(named).expanduser().absolute()
+    except RuntimeError:
+        raise UsageError(f"{named} names no user's home directory: write the path out") from None
+    return Path(os.path.realpath(path)) if ".." in path.parts else path  # resolve() raises for a loop of links
 
 
 class _Inside:
@@ -54,6 +83,11 @@ class Home:
     def socket_url(self) -> str:
         """For gRPC, which decodes it: a home may have spaces and per cent signs in its name."""
         return f"unix:{quote(os.fsencode(self.socket))}"
+
+    @property
+    def flag(self) -> str:
+        """` --home DIR`, for a command that is about this home; empty where it is the default one."""
+        return "" if self.root == default_home(os.environ) else f" --home {shlex.quote(str(self.root))}"
 
     def not_ours(self) -> UsageError:
         """For what the system does not let this user do there."""
@@ -98,8 +132,8 @@ class Home:
             if not is_free:
                 pid = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
                 raise NodeAlreadyRunning(
-                    f"a node is running in {self.root} already (pid {pid}): stop it with `noloco-node leave`, "
-                    "or give this one a home of its own with --home"
+                    f"a node is running in {self.root} already (pid {pid}): stop it with "
+                    f"`noloco-node leave{self.flag}`, or give this one a home of its own with --home"
                 )
             with writing(self.lock_file):
                 pid_bytes = f"{os.getpid()}\n".encode()

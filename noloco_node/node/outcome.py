@@ -1,11 +1,9 @@
 """The last lines of a node that trained: what was reached, where it lies, and which commands come next."""
 
-import os
 from collections.abc import Iterator
 
 from noloco_node.base.units import NOTHING, count, loss, rate, size, span
 from noloco_node.host import paths
-from noloco_node.host.config import home_flag
 from noloco_node.host.home import Home
 from noloco_node.views.status import StatusView
 
@@ -42,8 +40,7 @@ def to_use(home: Home, run: str, task: str | None, *, of_a_stage: bool = False) 
     if of_a_stage:
         average = "noloco-node export --to my-model --average"
         yield f"to take the whole model out: {average} <a home of each other stage>{which}"
-        flag = home_flag(home, os.environ)
-        yield f"the same while nodes hold all stages, and one of them runs here: {average} 1{flag}"
+        yield f"the same while nodes hold all stages, and one of them runs here: {average} 1{home.flag}"
         return
     yield f"to take the model out: noloco-node export --to my-model{which}"
     yield f"to let it continue a text: noloco-node sample 'Once upon a time'{which}"
@@ -68,4 +65,4 @@ def _change(first: float | None, last: float | None) -> str:
 
 def _which(home: Home, run: str | None = None) -> str:
     """The flags that name the home and the run, where they are needed."""
-    return home_flag(home, os.environ) + (f" --run {run}" if run and len(paths.runs(home)) > 1 else "")
+    return home.flag + (f" --run {run}" if run and len(paths.runs(home)) > 1 else "")

@@ -70,7 +70,7 @@ def test_only_those_that_are_named_are_removed(home: Home) -> None:
         ([one[:8], "none"], UsageError, "'none' names no run in .*: name one of these: "),
         ([""], UsageError, "'' names no run"),
         ([one[:3]], UsageError, "names no run"),
-        ([one, three], NodeAlreadyRunning, "stop it with `noloco-node leave`"),
+        ([one, three], NodeAlreadyRunning, f"stop it with `noloco-node leave --home {home.root}`"),
     ):
         with pytest.raises(error, match=says):
             kept_runs.remove(home, there, wanted)

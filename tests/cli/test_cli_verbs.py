@@ -191,6 +191,12 @@ def test_no_node_runs_in_a_home_that_knows_a_run(verb, home, tmp_path, monkeypat
     assert f"start one with `noloco-node join --home {home.root}`, or name" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["status", "leave", "logs", "runs", "id", "wait --for training", "doctor"])
+def test_a_home_whose_name_is_too_long_for_any_file(verb, capsys):
+    assert main([*verb.split(), "--home", "/tmp/" + 5000 * "x"]) == 2
+    assert "too long" in capsys.readouterr().err
+
+
 def test_a_home_by_flag(running, home, monkeypatch, capsys):
     monkeypatch.setenv("NOLOCO_HOME", "/nowhere")
     assert main(["status"]) == 3

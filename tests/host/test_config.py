@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from noloco_node.base.addresses import parse
 from noloco_node.errors import UsageError
-from noloco_node.host import config
+from noloco_node.host import config, home
 from noloco_node.host.config import NodeConfig, resolve
 from noloco_node.host.limits import Hours
 from noloco_node.run import invitation
@@ -19,20 +19,20 @@ ADDRESS = f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER}"
 
 
 def test_home(tmp_path):
-    assert config.default_home({"NOLOCO_HOME": str(tmp_path), "HOME": "/h"}) == tmp_path
-    assert config.default_home({"XDG_STATE_HOME": "/state", "HOME": "/h"}) == Path("/state/noloco-node")
-    assert config.default_home({"XDG_STATE_HOME": "state", "HOME": "/h"}) == Path("/h/.local/state/noloco-node")
-    assert config.default_home({"HOME": "/h"}) == Path("/h/.local/state/noloco-node")
+    assert home.default_home({"NOLOCO_HOME": str(tmp_path), "HOME": "/h"}) == tmp_path
+    assert home.default_home({"XDG_STATE_HOME": "/state", "HOME": "/h"}) == Path("/state/noloco-node")
+    assert home.default_home({"XDG_STATE_HOME": "state", "HOME": "/h"}) == Path("/h/.local/state/noloco-node")
+    assert home.default_home({"HOME": "/h"}) == Path("/h/.local/state/noloco-node")
 
 
 def test_a_user_without_a_home_directory_is_no_crash(monkeypatch):
     """As one that only a container's --user names, without HOME."""
 
-    def home():
+    def nowhere():
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(Path, "home", home)
-    assert config.default_home({}) == Path("/.local/state/noloco-node")
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert home.default_home({}) == Path("/.local/state/noloco-node")
 
 
 def test_flag_beats_environment_beats_file_beats_default():

@@ -95,6 +95,7 @@ def test_a_second_node_is_told_the_pid_of_the_first(tmp_path, another_process_ho
     assert home.holder() == str(process.pid)
     with pytest.raises(NodeAlreadyRunning, match=rf"pid {process.pid}\)") as raised, home.lock():
         pass
+    assert f"`noloco-node leave --home {tmp_path}`" in str(raised.value)
     assert raised.value.exit_code == 4
 
 
