@@ -13,10 +13,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from noloco_node.base.units import NOTHING, size, span
 from noloco_node.base.validation import did_you_mean
 from noloco_node.cli.options import home_of, print_json, show
 from noloco_node.control import socket_client
-from noloco_node.doctor.verdicts import Finding, exit_code
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig
@@ -26,6 +26,7 @@ from noloco_node.views.documents import SCHEMA, document
 
 if TYPE_CHECKING:
     from noloco_node.checkpoints.kept_runs import KeptRun
+    from noloco_node.doctor.verdicts import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red", "unknown": "dim"}
 _DOCTOR_FLAGS = ("home", "bootstrap", "listen", "relay", "device", "threads")
@@ -34,21 +35,23 @@ _LIBRARIES = ("torch", "hivemind", "grpcio", "protobuf", "transformers", "numba"
 
 # ---- doctor ----
 def doctor(args: argparse.Namespace) -> int:
+    from noloco_node.doctor.verdicts import exit_code
+
     settings = config.load({name: getattr(args, name) for name in _DOCTOR_FLAGS}, os.environ)
-    findings = run_doctor(settings, show=not args.json)
+    findings = _run_doctor(settings, show=not args.json)
     code = exit_code(findings)
     if args.json:
         print_json({"findings": [asdict(finding) for finding in findings], "exit_code": code})
     return code
 
 
-def run_doctor(settings: NodeConfig, *, show: bool) -> list[Finding]:
+def _run_doctor(settings: NodeConfig, *, show: bool) -> "list[Finding]":
     """`show`: print each finding as it is made, since some take seconds."""
     import uvloop
 
     from noloco_node.doctor.run_checks import examine
 
-    async def examine_all() -> list[Finding]:
+    async def examine_all() -> "list[Finding]":
         findings = []
         async for finding in examine(settings):
             findings.append(finding)
@@ -60,7 +63,7 @@ def run_doctor(settings: NodeConfig, *, show: bool) -> list[Finding]:
     return found
 
 
-def _print_finding(finding: Finding) -> None:
+def _print_finding(finding: "Finding") -> None:
     from rich.text import Text
 
     from noloco_node.terminal.text import console
@@ -71,7 +74,6 @@ def _print_finding(finding: Finding) -> None:
 
 # ---- files ----
 def paths(args: argparse.Namespace) -> int:
-    from noloco_node.base.units import size
     from noloco_node.host.paths import inventory
 
     items, lines = list(inventory(home_of(args))), list[str]()
@@ -82,7 +84,6 @@ def paths(args: argparse.Namespace) -> int:
 
 
 def runs(args: argparse.Namespace) -> int:
-    from noloco_node.base.units import size
     from noloco_node.checkpoints import kept_runs
 
     home = home_of(args)
@@ -106,8 +107,6 @@ async def _held(home: Home) -> str | None:
 
 
 def _run_line(run: "KeptRun") -> str:
-    from noloco_node.base.units import NOTHING, size, span
-
     state = "running" if run.running else "finished" if run.finished else "not finished"
     ago = span(time.time() - run.active_at) + " ago" if run.active_at else NOTHING
     done = f"round {run.round} of {run.rounds or NOTHING}"
@@ -155,7 +154,7 @@ def _doctor(home: Home) -> str:
     """Without the bootstrap addresses: writing a report contacts nobody."""
     try:
         settings = config.load({"home": str(home.root)}, os.environ)
-        findings = run_doctor(replace(settings, bootstrap=()), show=False)
+        findings = _run_doctor(replace(settings, bootstrap=()), show=False)
     except NolocoError as error:
         return json.dumps({"schema": SCHEMA, "error": str(error)})
     return json.dumps({"schema": SCHEMA, "findings": [asdict(finding) for finding in findings]}, indent=2)

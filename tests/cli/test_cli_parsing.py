@@ -47,12 +47,12 @@ sys.exit(code)
     assert any(spent_s() < 0.1 for _ in range(10))
 
 
-@pytest.mark.parametrize("verb", ["status", "id"])
+@pytest.mark.parametrize("verb", ["status", "id", "completion bash"])
 def test_a_verb_that_looks_imports_nothing_heavy(verb):
     code = f"""
 import sys
 from noloco_node.cli import main
-main([{verb!r}])
+main({verb.split()!r})
 print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
