@@ -15,30 +15,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from noloco_node.base.atomic_files import cannot_write
+from noloco_node.base.identity import Identity, is_peer_id
+from noloco_node.base.peer_names import name_of
+from noloco_node.base.units import count, loss, rate, size, span
+from noloco_node.checkpoints import kept_runs
 from noloco_node.cli.options import home_of, print_json, show, whole_number
+from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError, UsageError
+from noloco_node.host import config
+from noloco_node.host.home import Home
+from noloco_node.run import admission, amendment, invitation, signed_file, toml
+from noloco_node.run.amendment import Amendment
+from noloco_node.run.schema import Manifest
+from noloco_node.run.signed_file import RunFile
 from noloco_node.views.documents import plain
 
 if TYPE_CHECKING:
-    from noloco_node.base.identity import Identity
     from noloco_node.data.files import FilesProgress
     from noloco_node.data.tokens import Tokenizer
-    from noloco_node.host.home import Home
     from noloco_node.node.check_run import Checked
-    from noloco_node.run.schema import Manifest
-    from noloco_node.run.signed_file import RunFile
 
 _SUFFIX = ".tokens"
 
 
 def init(args: argparse.Namespace) -> int:
-    from noloco_node.run.toml import template
-
     path = Path(args.path)
     if path.is_dir():
         path /= "run.toml"
     named = re.sub("[^a-z0-9]+", "-", path.stem.lower())[:32].strip("-")
-    text = template() if named in {"", "run"} else template(named)
+    text = toml.template() if named in {"", "run"} else toml.template(named)
     try:
         with path.open("w" if args.force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -61,9 +66,6 @@ def _exists(path: Path) -> UsageError:
 
 def check(args: argparse.Namespace) -> int:
     from noloco_node.data import pin_commit, sources
-    from noloco_node.host import config
-    from noloco_node.host.home import Home
-    from noloco_node.run import toml
 
     flags = {name: value for name, value in vars(args).items() if name not in ("verb", "manifest", "json")}
 
@@ -85,9 +87,7 @@ def check(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_checked(run: "Manifest", found: "Checked") -> None:
-    from noloco_node.base.units import count, loss, rate, size, span
-
+def _print_checked(run: Manifest, found: "Checked") -> None:
     taken, disk, trial, needs = found.memory, found.disk, found.trial, found.needs
     on_device = "" if taken.device is None else f"{size(taken.device)} on {found.device} and "
     in_all = "" if taken.device_taken is None else f"{size(taken.device_taken)} on {found.device} and "
@@ -117,8 +117,6 @@ def _print_checked(run: "Manifest", found: "Checked") -> None:
 
 
 def _items(items: dict[str, int]) -> str:
-    from noloco_node.base.units import size
-
     return ", ".join(f"{what} {size(some)}" for what, some in items.items())
 
 
@@ -127,14 +125,12 @@ def tokenize(args: argparse.Namespace) -> int:
     if not out.name.endswith(_SUFFIX):
         raise UsageError(f"--out must end in {_SUFFIX}, by which --data recognises one: try {out.name}{_SUFFIX}")
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # nothing trains at the same time, and nothing forks
-    from noloco_node.base.units import rate
     from noloco_node.data import files, sources
     from noloco_node.data.documents import Reading
-    from noloco_node.host.config import text_encoding
     from noloco_node.terminal.progress import Progress
 
     try:
-        reading = Reading(args.field, text_encoding(args.encoding))
+        reading = Reading(args.field, config.text_encoding(args.encoding))
     except ValueError as error:
         raise UsageError(f"--encoding {error}") from None
     paths = sources.find(tuple(args.files))
@@ -173,10 +169,7 @@ def _tokenizer(given: str) -> "tuple[Tokenizer, str]":
 
 # ---- of a run that was started ----
 def invite(args: argparse.Namespace) -> int:
-    from noloco_node.base.peer_names import name_of
-    from noloco_node.run import admission, invitation
-
-    with _own_run(args, args.run) as (home, file, author):
+    with _own_run(args) as (home, file, author):
         peer, expires = _peer(args.peer, author), int(time.time()) + _seconds(args.expires)
         revoked = file.amendment.revoked if file.amendment else ()
         left = tuple(other for other in revoked if other != peer)
@@ -205,9 +198,7 @@ def invite(args: argparse.Namespace) -> int:
 
 
 def revoke(args: argparse.Namespace) -> int:
-    from noloco_node.base.peer_names import name_of
-
-    with _own_run(args, args.run) as (home, file, author):
+    with _own_run(args) as (home, file, author):
         peer = _peer(args.peer, author)
         revoked = {*(file.amendment.revoked if file.amendment else ()), peer}
         told = _amend(home, file, author, revoked=tuple(sorted(revoked)))
@@ -216,12 +207,12 @@ def revoke(args: argparse.Namespace) -> int:
 
 
 def amend(args: argparse.Namespace) -> int:
-    with _own_run(args, args.run) as (home, file, author):
+    with _own_run(args) as (home, file, author):
         print(_amend(home, file, author, **_changes(args, file)))
     return 0
 
 
-def _changes(args: argparse.Namespace, file: "RunFile") -> dict[str, object]:
+def _changes(args: argparse.Namespace, file: RunFile) -> dict[str, object]:
     if args.end_now and args.rounds:
         raise UsageError("--end-now ends the run, and --rounds lets it go on: name one of them")
     changes: dict[str, object] = {"ended": True} if args.end_now else {}
@@ -237,20 +228,16 @@ def _changes(args: argparse.Namespace, file: "RunFile") -> dict[str, object]:
 
 
 @contextmanager
-def _own_run(args: argparse.Namespace, word: str | None) -> "Iterator[tuple[Home, RunFile, Identity]]":
+def _own_run(args: argparse.Namespace) -> Iterator[tuple[Home, RunFile, Identity]]:
     """A run of this home that its node's key has signed: the one named, else the latest. No other command changes it
     meanwhile. Raises Incompatible where a newer version has amended it."""
-    from noloco_node.base.identity import Identity
-    from noloco_node.checkpoints import kept_runs
-    from noloco_node.run import amendment, signed_file
-
     home = home_of(args)
     there = kept_runs.kept(home, None)
     if not there:
         raise UsageError(f"no run was started in {home.root}: name the home of the run's author with --home")
-    if word is None and len(there) > 1:
+    if args.run is None and len(there) > 1:
         raise UsageError(f"name one of the runs here with --run: {', '.join(run.label for run in there)}")
-    folder = home.run((kept_runs.named(home, there, word) if word else there[0]).run_id)
+    folder = home.run((kept_runs.named(home, there, args.run) if args.run else there[0]).run_id)
     author = Identity.load_or_create(home.identity)
     with home.changing():
         file = signed_file.read(folder)
@@ -263,11 +250,8 @@ def _own_run(args: argparse.Namespace, word: str | None) -> "Iterator[tuple[Home
         yield home, file, author
 
 
-def _amend(home: "Home", file: "RunFile", author: "Identity", **changes: object) -> str:
+def _amend(home: Home, file: RunFile, author: Identity, **changes: object) -> str:
     """Writes the next version; the node here, or the next one, reads it and tells the others."""
-    from noloco_node.run import amendment
-    from noloco_node.run.amendment import Amendment
-
     run_id, before = file.run.run_id, file.amendment.model_dump() if file.amendment else {"version": 0}
     newer = Amendment.model_validate({**before, **changes, "run": run_id, "version": before["version"] + 1})
     signed = amendment.sign(newer, author)
@@ -278,9 +262,7 @@ def _amend(home: "Home", file: "RunFile", author: "Identity", **changes: object)
     return f"{file.run.label} is {newer.words()}. {who} tells the others"
 
 
-async def _join_line(home: "Home", run_id: str) -> str | None:
-    from noloco_node.control import socket_client
-
+async def _join_line(home: Home, run_id: str) -> str | None:
     try:
         view = await socket_client.ask(home, socket_client.ControlClient.status)
     except NolocoError:
@@ -288,9 +270,7 @@ async def _join_line(home: "Home", run_id: str) -> str | None:
     return view.join if view.run_id == run_id else None
 
 
-def _peer(text: str, author: "Identity") -> str:
-    from noloco_node.base.identity import is_peer_id
-
+def _peer(text: str, author: Identity) -> str:
     if not is_peer_id(text):
         raise UsageError(
             f"{text!r} is not a whole peer id, 12D3KooW...: the volunteer's `noloco-node id` prints it, and "

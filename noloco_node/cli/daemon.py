@@ -19,6 +19,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.addresses import Address
+from noloco_node.base.units import count, loss
+from noloco_node.checkpoints import listing
+from noloco_node.checkpoints.listing import About
 from noloco_node.cli import log_setup
 from noloco_node.errors import Incompatible, SwarmUnreachable, UsageError
 from noloco_node.host import config, remembered
@@ -28,7 +31,6 @@ from noloco_node.host.imports import large_import
 from noloco_node.transport.probe import check_port, probe, reach
 
 if TYPE_CHECKING:
-    from noloco_node.checkpoints.listing import About
     from noloco_node.run.manifest import Signed
     from noloco_node.run.schema import Manifest
     from noloco_node.run.signed_file import RunFile
@@ -70,7 +72,6 @@ def start(args: argparse.Namespace, train: Train = _train) -> int:
 
 def _is_over(run: "Manifest", home: Home) -> bool:
     """Whether this node has trained the run to its end; says so then, and what comes next."""
-    from noloco_node.base.units import count, loss
     from noloco_node.node import outcome
 
     if (found := _end_of(run, home)) is None:
@@ -87,7 +88,6 @@ def _is_over(run: "Manifest", home: Home) -> bool:
 
 def _end_of(run: "Manifest", home: Home) -> "tuple[Manifest, About] | None":
     """Its last checkpoint here, if the run is over, as far as this home knows."""
-    from noloco_node.checkpoints import listing
     from noloco_node.data.pin_commit import without_asking
 
     known = without_asking(run, home)
@@ -110,11 +110,10 @@ def join(args: argparse.Namespace, train: Train = _train) -> int:
     signed, say, over = None, None, False
     if earlier is not None:
         from noloco_node.base.identity import Identity
-        from noloco_node.checkpoints.listing import newest
 
         run = earlier.run
         over = not settings.linger and _is_over(run, home)
-        there = newest(home.run(run.run_id) / "checkpoints")
+        there = listing.newest(home.run(run.run_id) / "checkpoints")
         say = f"going on with {run.label}, round {there.round} of {run.rounds}" if there else f"joining {run.label}"
         if earlier.signed.author == Identity.load_or_create(home.identity).peer_id:
             signed = earlier.signed

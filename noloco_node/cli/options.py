@@ -4,7 +4,9 @@
 """
 
 import argparse
+import errno
 import json
+import os
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,9 +23,6 @@ Options = argparse.ArgumentParser | argparse._ArgumentGroup
 # ---- values ----
 def home_of(args: argparse.Namespace) -> "Home":
     """Raises UsageError where it is not this user's, or cannot be."""
-    import errno
-    import os
-
     from noloco_node.host.home import Home, home_dir
 
     home = Home(home_dir(args.home, os.environ))

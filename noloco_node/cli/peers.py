@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.addresses import Address
-from noloco_node.base.units import count
+from noloco_node.base.peer_names import find, name_of, short_id
+from noloco_node.base.units import count, size
 from noloco_node.base.validation import did_you_mean, listed
 from noloco_node.cli.options import home_of, print_json, show, whole_number
 from noloco_node.control import socket_client
@@ -96,7 +97,6 @@ async def _watch(get_peers: GetPeers, peer_filter: PeerFilter, as_json: bool) ->
 
 async def _print_changes(get_peers: GetPeers, peer_filter: PeerFilter, as_json: bool) -> None:
     """A JSON document each time; or a line for each peer that came, went, or changed its state or round."""
-    from noloco_node.base.peer_names import short_id
     from noloco_node.terminal.text import peer_line
 
     before: dict[str, PeerRow] = {}
@@ -142,8 +142,6 @@ class Pinged:
 
 
 def ping(args: argparse.Namespace) -> int:
-    from noloco_node.base.peer_names import name_of
-
     count, bootstrap = whole_number(args.count, "--count", _MAX_COUNT), _bootstrap(args)
 
     async def measure() -> Pinged:
@@ -163,8 +161,6 @@ def ping(args: argparse.Namespace) -> int:
 
 
 async def _series(peer: str, send_ping: SendPing, count: int, say: Callable[[str], None]) -> Pinged:
-    from noloco_node.base.peer_names import name_of, short_id
-
     first = await send_ping(peer, 0)
     if first.seconds is None:
         raise NotReached(
@@ -196,8 +192,6 @@ def rate(payload_bytes: int, seconds: float, empty_s: float) -> float:
 
 
 def _summary(found: Pinged) -> str:
-    from noloco_node.base.units import size
-
     asked = len(found.seconds) + found.lost
     times = f"median {_ms(statistics.median(found.seconds))} ({_ms(min(found.seconds))} to {_ms(max(found.seconds))})"
     fast = f", about {size(found.bytes_per_s)}/s there" if found.bytes_per_s else ""
@@ -205,8 +199,6 @@ def _summary(found: Pinged) -> str:
 
 
 def _pinged_document(found: Pinged) -> dict[str, Any]:
-    from noloco_node.base.peer_names import name_of
-
     return {
         "peer_id": found.peer_id,
         "name": name_of(found.peer_id),
@@ -222,8 +214,6 @@ def _pinged_document(found: Pinged) -> dict[str, Any]:
 @asynccontextmanager
 async def _ping_target(home: Home, bootstrap: Sequence[Address], word: str) -> AsyncIterator[tuple[str, SendPing]]:
     """The peer id that `word` means, and how to call it."""
-    from noloco_node.base.peer_names import find
-
     named = [address.peer for address in bootstrap]
     if bootstrap:
         async with _visiting(bootstrap) as visit:
@@ -238,7 +228,6 @@ async def _ping_target(home: Home, bootstrap: Sequence[Address], word: str) -> A
 def _full_id(status: StatusView, word: str) -> str | None:
     """`word`, if it is a whole peer id. Raises UsageError if it means this node itself."""
     from noloco_node.base.identity import is_peer_id
-    from noloco_node.base.peer_names import short_id
 
     if word in (status.peer_id, short_id(status.peer_id), status.name):
         raise UsageError(f"{status.name} is the node on this machine: `noloco-node peers` lists the others")

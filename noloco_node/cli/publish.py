@@ -12,24 +12,31 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from noloco_node.base.units import count
+import torch
+from rich.console import Console
+
+from noloco_node.base.units import count, span
 from noloco_node.base.validation import printable
 from noloco_node.cli.options import print_json, show
 from noloco_node.control import socket_client
+from noloco_node.core.device import choose_devices
+from noloco_node.data.corpus import load as load_corpus
+from noloco_node.data.sources import Sources
 from noloco_node.errors import DiskFull, OutOfMemory, UsageError
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home, whole_path
+from noloco_node.publish import hf_folder, model_card, weights
+from noloco_node.publish.evaluate import Measured, measure
+from noloco_node.publish.weights import Trained, Weights
 from noloco_node.run import signed_file
+from noloco_node.run.schema import Manifest
+from noloco_node.terminal.progress import Progress
+from noloco_node.training.language import continuation
+from noloco_node.training.memory_budget import is_out_of_memory
 from noloco_node.views.gather import GatherView
-
-if TYPE_CHECKING:
-    from noloco_node.data.sources import Sources
-    from noloco_node.publish.evaluate import Measured
-    from noloco_node.publish.weights import Trained, Weights
-    from noloco_node.run.schema import Manifest
 
 _SETTINGS = ("home", "device", "threads", "data", "encoding", "tokenizer")
 _MAX_TOKENS = 100_000
@@ -39,8 +46,6 @@ _MAX_PEERS = 64
 
 def export(args: argparse.Namespace) -> int:
     to = whole_path(args.to)
-    from noloco_node.publish import hf_folder, model_card
-
     hf_folder.check(to)
     from_peers = (args.average or "").isdecimal()
     trained, events_file = (_mean_of_peers if from_peers else _mean_of_files)(args)
@@ -51,10 +56,8 @@ def export(args: argparse.Namespace) -> int:
     return show(args, _document(trained, {"to": str(to), **_figures(measured)}), wrote)
 
 
-def _mean_of_peers(args: argparse.Namespace) -> "tuple[Trained, Path]":
+def _mean_of_peers(args: argparse.Namespace) -> tuple[Trained, Path]:
     """The mean of this node's weights and some peers', and this node's event log."""
-    from noloco_node.publish import weights
-
     home, peers = Home(_settings(args).home), int(args.average)
     if not 1 <= peers <= _MAX_PEERS:
         raise UsageError(f"--average takes 1 to {_MAX_PEERS} peers, not {peers}")
@@ -76,8 +79,6 @@ def _mean_of_peers(args: argparse.Namespace) -> "tuple[Trained, Path]":
 
 async def _gather(home: Home, peers: int) -> GatherView:
     """The node's last report. Progress goes to stderr: one line that changes on a terminal, new lines elsewhere."""
-    from rich.console import Console
-
     out, shown, view = Console(stderr=True, highlight=False), 0, GatherView()
     with out.status("asking the node") as line:
         async with socket_client.connected(home) as node:
@@ -91,10 +92,8 @@ async def _gather(home: Home, peers: int) -> GatherView:
     return view
 
 
-def _mean_of_files(args: argparse.Namespace) -> "tuple[Trained, Path]":
+def _mean_of_files(args: argparse.Namespace) -> tuple[Trained, Path]:
     """The mean of weights in files, and the event log beside the first of them."""
-    from noloco_node.publish import weights
-
     first = _place(args)
     others = [Path(word.strip()) for word in (args.average or "").split(",") if word.strip()]
     trained = _load(args, [first, *(weights.find(path, first.file.run.run_id) for path in others)])
@@ -102,8 +101,6 @@ def _mean_of_files(args: argparse.Namespace) -> "tuple[Trained, Path]":
 
 
 def evaluate(args: argparse.Namespace) -> int:
-    from noloco_node.base.units import span
-
     trained = _load(args, [_place(args)])
     measured = _measured(trained, args)
     return show(
@@ -136,10 +133,7 @@ def sample(args: argparse.Namespace) -> int:
     return 0
 
 
-def _continuation(trained: "Trained", args: argparse.Namespace) -> Iterator[str]:
-    from noloco_node.core.device import choose_devices
-    from noloco_node.training.language import continuation
-
+def _continuation(trained: Trained, args: argparse.Namespace) -> Iterator[str]:
     return continuation(
         trained.module.to(choose_devices(_settings(args).device)[0]),
         trained.tokenizer,
@@ -154,8 +148,6 @@ def _continuation(trained: "Trained", args: argparse.Namespace) -> Iterator[str]
 @contextmanager
 def _beside_a_node() -> Iterator[None]:
     """A GPU on which a node trains has hardly any room left."""
-    from noloco_node.training.memory_budget import is_out_of_memory
-
     try:
         yield
     except Exception as error:
@@ -168,9 +160,7 @@ def _settings(args: argparse.Namespace) -> NodeConfig:
     return config.load({name: getattr(args, name) for name in _SETTINGS}, os.environ)
 
 
-def _place(args: argparse.Namespace) -> "Weights":
-    from noloco_node.publish import weights
-
+def _place(args: argparse.Namespace) -> Weights:
     named = getattr(args, "path", None)
     path = Path(named) if named else _settings(args).home
     if not named and not path.exists():
@@ -178,28 +168,18 @@ def _place(args: argparse.Namespace) -> "Weights":
     return weights.find(path, args.run, args.checkpoint, lambda line: print(line, file=sys.stderr))
 
 
-def _load(args: argparse.Namespace, places: "Sequence[Weights]") -> "Trained":
-    from noloco_node.publish import weights
-
+def _load(args: argparse.Namespace, places: Sequence[Weights]) -> Trained:
     return weights.load(places, _sources(args, places[0].file.run))
 
 
-def _sources(args: argparse.Namespace, run: "Manifest") -> "Sources":
+def _sources(args: argparse.Namespace, run: Manifest) -> Sources:
     """Files that are not named now are those that the node here was given for this run."""
-    from noloco_node.data.sources import Sources
-
     flags = {name: getattr(args, name) for name in _SETTINGS} | {"run": run.run_id}
     settings = config.load(flags, os.environ, coming_back=True)
     return Sources(settings.data, settings.tokenizer, Home(settings.home).data, settings.encoding)
 
 
-def _measured(trained: "Trained", args: argparse.Namespace) -> "Measured":
-    import torch
-
-    from noloco_node.data.corpus import load as load_corpus
-    from noloco_node.publish.evaluate import measure
-    from noloco_node.terminal.progress import Progress
-
+def _measured(trained: Trained, args: argparse.Namespace) -> Measured:
     settings = _settings(args)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -208,7 +188,7 @@ def _measured(trained: "Trained", args: argparse.Namespace) -> "Measured":
         return measure(trained, corpus, settings.device, partial(say, "evaluating"))
 
 
-def _measured_if_possible(trained: "Trained", args: argparse.Namespace) -> "Measured | None":
+def _measured_if_possible(trained: Trained, args: argparse.Namespace) -> Measured | None:
     """An export without its loss is better than none: the data may be on another machine, or on the hub."""
     if trained.run.data.source == "hub":
         return None
@@ -219,12 +199,12 @@ def _measured_if_possible(trained: "Trained", args: argparse.Namespace) -> "Meas
         return None
 
 
-def _described(trained: "Trained") -> str:
+def _described(trained: Trained) -> str:
     many = f", mean of {len(trained.states)} states" if len(trained.states) > 1 else ""
     return f"{trained.run.label} at round {trained.round}, step {trained.step}{many}"
 
 
-def _figures(measured: "Measured | None") -> dict[str, Any]:
+def _figures(measured: Measured | None) -> dict[str, Any]:
     if measured is None:
         return {"eval_loss": None}
     return {
@@ -236,7 +216,7 @@ def _figures(measured: "Measured | None") -> dict[str, Any]:
     }
 
 
-def _document(trained: "Trained", more: dict[str, Any]) -> dict[str, Any]:
+def _document(trained: Trained, more: dict[str, Any]) -> dict[str, Any]:
     about = {"run_id": trained.run.run_id, "run": trained.run.label, "round": trained.round, "step": trained.step}
     states = [
         {"path": str(path), "round": r, "step": s} for path, (r, s) in zip(trained.paths, trained.states, strict=True)

@@ -9,6 +9,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from noloco_node.base import plots
+from noloco_node.base.units import span
+from noloco_node.base.validation import did_you_mean, explain
 from noloco_node.cli.options import as_json, option, print_json, verb
 from noloco_node.errors import UsageError
 from noloco_node.views.documents import plain
@@ -34,8 +37,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
-        from noloco_node.base import plots
-
         if args.what is None and args.links is not None:
             raise UsageError("--plot does not draw what --links models: leave one of them out")
         plots.check(args.plot)
@@ -278,7 +279,6 @@ def _large_models() -> "dict[str, Cost]":
 
 
 def _activations(args: argparse.Namespace) -> "list[ActivationCodec]":
-    from noloco_node.base.validation import did_you_mean
     from noloco_node.core.codecs.activations import CODECS
 
     names = _list(args.activations, str, "--activations")
@@ -318,7 +318,6 @@ def _overlap(args: argparse.Namespace) -> str:
 def _settings(args: argparse.Namespace, overlap: str) -> "Settings":
     from pydantic import ValidationError
 
-    from noloco_node.base.validation import did_you_mean, explain
     from noloco_node.run import toml
     from noloco_node.run.schema import CODECS, DataSpec, InnerSpec, Manifest
     from noloco_node.simulate.settings import Settings
@@ -372,7 +371,6 @@ def _train(
     the algorithm's."""
     import torch
 
-    from noloco_node.base.units import span
     from noloco_node.simulate.experiment import run, workload
     from noloco_node.terminal.progress import Progress
 

@@ -10,21 +10,23 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from noloco_node.base import atomic_files
 from noloco_node.cli.options import print_json, whole_number
 from noloco_node.errors import NolocoError, PortInUse, UsageError
 from noloco_node.host.config import web_address
 from noloco_node.host.home import whole_path
+from noloco_node.node import local_swarm
+from noloco_node.run import toml
+from noloco_node.run.schema import Manifest, StagesSpec
+from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard
+from noloco_node.terminal.swarm_report import Outcome
+from noloco_node.terminal.table import fill
+from noloco_node.terminal.text import console
 from noloco_node.version import VERSION
 from noloco_node.views.documents import as_error
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from noloco_node.run.schema import Manifest
-    from noloco_node.terminal.swarm_report import Outcome
 
 _MAX_NODES = 64  # each is a process with torch in it
 _DEMO_ROUNDS = 16
@@ -32,7 +34,7 @@ _DEMO_ROUNDS = 16
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    run: "Manifest"
+    run: Manifest
     manifest: Path | None
     """The user's run.toml; None for the demonstration."""
     nodes: int
@@ -48,8 +50,6 @@ class _Plan:
 
 
 def swarm(args: argparse.Namespace) -> int:
-    from noloco_node.terminal.text import console
-
     plan, out = _plan(args), console(stderr=args.json)
     outcome = asyncio.run(_train(plan, out))
     failure = outcome.failure()
@@ -68,16 +68,13 @@ def swarm(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> _Plan:
-    from noloco_node.run.schema import Manifest, StagesSpec
-    from noloco_node.run.toml import load
-
     nodes = whole_number(args.nodes, "--nodes", _MAX_NODES, least=2)
     rounds = None if args.rounds is None else whole_number(args.rounds, "--rounds", 10_000_000)
     path = whole_path(args.manifest) if args.manifest else None
     stages = StagesSpec(count=whole_number(args.stages, "--stages", 2, least=2)) if args.stages else None
     if path and stages:
         raise UsageError("--stages is for the tiny model: of another run, its run.toml says how it is cut")
-    run = load(path) if path else Manifest(name="tiny", rounds=rounds or _DEMO_ROUNDS, stages=stages)
+    run = toml.load(path) if path else Manifest(name="tiny", rounds=rounds or _DEMO_ROUNDS, stages=stages)
     if run.stages and nodes < run.stages.count:
         raise UsageError(
             f"--nodes must be at least {run.stages.count}, as each stage of the run needs one, not {nodes}"
@@ -114,13 +111,7 @@ def _pages(first: str, nodes: int) -> Iterator[str]:
         yield f"{host}:{number}"
 
 
-async def _train(plan: _Plan, out: "Console") -> "Outcome":
-    from noloco_node.node import local_swarm
-    from noloco_node.run import toml
-    from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard
-    from noloco_node.terminal.swarm_report import Outcome
-    from noloco_node.terminal.table import fill
-
+async def _train(plan: _Plan, out: Console) -> Outcome:
     began = time.monotonic()
     head = f"{plan.nodes} nodes on this machine", f"run {plan.run.label}", "Ctrl-C stops everything"
     out.print(fill([f"noloco-node {VERSION}", *head], out.width))

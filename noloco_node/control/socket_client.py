@@ -35,9 +35,9 @@ class ControlClient:
     """Made by `connected`."""
 
     def __init__(self, channel: "grpc.aio.Channel", home: Home) -> None:
-        from noloco_node.wire.control_pb2_grpc import ControlStub
+        from noloco_node.wire import control_pb2, control_pb2_grpc
 
-        self._stub = ControlStub(channel)
+        self._stub, self._pb = control_pb2_grpc.ControlStub(channel), control_pb2
         self._home = home
 
     async def status(self) -> StatusView:
@@ -59,16 +59,12 @@ class ControlClient:
         return from_json(StatusView, await self._view("Resume"))
 
     async def ping(self, peer: str, payload_bytes: int = 0) -> PingView:
-        from noloco_node.wire.control_pb2 import PingRequest
-
-        asked = PingRequest(peer=peer, payload_bytes=payload_bytes)
+        asked = self._pb.PingRequest(peer=peer, payload_bytes=payload_bytes)
         return from_json(PingView, str((await self._call("Ping", asked, PING_TIMEOUT_S)).json))
 
     async def gather(self, peers: int) -> AsyncIterator[GatherView]:
         """Yields views until one has `done`. Raises NolocoError with the node's failure text."""
-        from noloco_node.wire.control_pb2 import GatherRequest
-
-        views = aiter(self._stub.Gather(GatherRequest(peers=peers)))
+        views = aiter(self._stub.Gather(self._pb.GatherRequest(peers=peers)))
         with self._faults():
             while True:
                 try:
@@ -83,9 +79,7 @@ class ControlClient:
                     return
 
     async def log_level(self, level: str) -> None:
-        from noloco_node.wire.control_pb2 import LogLevelRequest
-
-        await self._call("LogLevel", LogLevelRequest(level=level))
+        await self._call("LogLevel", self._pb.LogLevelRequest(level=level))
 
     async def round_events(self) -> list[str]:
         return list((await self._call("RoundEvents")).lines)
@@ -94,15 +88,12 @@ class ControlClient:
         return str((await self._call(method)).json)
 
     async def _call(self, method: str, asked: Any = None, timeout_s: float = TIMEOUT_S) -> Any:
-        from noloco_node.wire.control_pb2 import Empty
-
         with self._faults():
-            return await getattr(self._stub, method)(Empty() if asked is None else asked, timeout=timeout_s)
+            return await getattr(self._stub, method)(self._pb.Empty() if asked is None else asked, timeout=timeout_s)
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
         """gRPC's errors become ours."""
-        import grpc
         import grpc.aio
 
         try:

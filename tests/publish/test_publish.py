@@ -233,7 +233,7 @@ def test_where_a_node_fills_the_gpu_only_the_loss_is_missing(
     def measure(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("noloco_node.publish.evaluate.measure", measure)
+    monkeypatch.setattr("noloco_node.cli.publish.measure", measure)
     to, home = tmp_path / "model", ("--home", str(made.home.root))
     assert main(["export", "--to", str(to), *home]) == 0
     assert "exported without its loss" in capsys.readouterr().err and (to / "config.json").exists()

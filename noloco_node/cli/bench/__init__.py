@@ -4,6 +4,8 @@ import argparse
 from importlib import import_module
 from typing import Any
 
+from noloco_node.base import plots
+
 _MODULES = {
     "training": "machine",
     "codec": "machine",
@@ -28,7 +30,5 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if getattr(args, "plot", None) is not None:  # before minutes of work
-        from noloco_node.base import plots
-
         plots.check(args.plot)
     return int(_module(_MODULES[args.what]).run(args))

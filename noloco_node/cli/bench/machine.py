@@ -6,6 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
+from noloco_node.base.units import count, share, size
 from noloco_node.base.validation import listed
 from noloco_node.cli.bench.output import names, print_table
 from noloco_node.cli.options import Verbs, as_json, option, print_json, verb
@@ -99,8 +100,6 @@ def _devices(wanted: str) -> list[str]:
 
 
 def _print(rows: "list[Row]") -> None:
-    from noloco_node.base.units import share, size
-
     cells: dict[str, Callable[[Row], str]] = {
         "codec": lambda row: row.codec if row.codec != "lattice" else f"lattice:{row.bits}",
         "device": lambda row: row.device,
@@ -123,7 +122,6 @@ def _speed(gb_s: float, copy_gb_s: float) -> str:
 
 
 def _print_training(report: "Report") -> None:
-    from noloco_node.base.units import count, share, size
     from noloco_node.run.schema import InnerSpec
 
     head = f"{report.model}, {report.parameters / 1e6:.1f} M parameters, {report.device}, {report.precision}"

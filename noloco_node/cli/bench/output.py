@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from noloco_node.base import plots
 from noloco_node.cli.options import as_json, option, print_json, whole_number
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
-    from noloco_node.base.plots import Panel
     from noloco_node.bench.rows import Row
 
 Cells = Mapping[str, Callable[["Row"], str]]
@@ -45,13 +45,11 @@ def finish(  # noqa: PLR0913
     *,
     title: str = "",
     settings: Sequence[str] = (),
-    panels: "Sequence[Panel]" = (),
+    panels: Sequence[plots.Panel] = (),
     **more: Any,
 ) -> int:
     """Print the rows as a table or as JSON, and draw them where that is wanted. `more`: further fields of the JSON."""
     if panels and args.plot is not None:
-        from noloco_node.base import plots
-
         plots.draw(args.plot, title, settings, panels)
     if args.json:
         documents = [row.document() for row in rows]

@@ -4,6 +4,8 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from noloco_node.base.plots import Line, Panel
+from noloco_node.base.units import size
 from noloco_node.cli.bench.output import Cells, finish, numbers, shared
 from noloco_node.cli.options import Verbs, option, verb
 
@@ -29,12 +31,11 @@ def options(what: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from noloco_node.bench import scale
+    from noloco_node.terminal.progress import Progress
 
     some = (scale.QUICK_REAL, scale.QUICK_VIRTUAL) if args.quick else (scale.REAL, scale.VIRTUAL)
     real = _counts(args.real, "--real", MOST_REAL, some[0])
     virtual = _counts(args.virtual, "--virtual", MOST_VIRTUAL, some[1])
-    from noloco_node.terminal.progress import Progress
-
     with Progress() as say:
         rows = list(scale.real(real, args.quick, say)) if real else []  # these need root
         rows += scale.virtual(virtual, say)
@@ -55,10 +56,9 @@ def _settings(rows: "list[Row]") -> list[str]:
     return list(sizes.values())
 
 
-def _panels(rows: "list[Row]", args: argparse.Namespace) -> list[Any]:
+def _panels(rows: "list[Row]", args: argparse.Namespace) -> list[Panel]:
     if args.plot is None:
         return []
-    from noloco_node.base.plots import Line, Panel
     from noloco_node.bench.rows import lines
 
     operations = [
@@ -78,8 +78,6 @@ def _more(name: str, digits: int = 1) -> Any:
 
 
 def _size(name: str) -> Any:
-    from noloco_node.base.units import size
-
     return lambda row: size(row.document()[name]) if row.document().get(name) else ""
 
 

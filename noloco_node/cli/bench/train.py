@@ -1,16 +1,16 @@
 """`bench train`: time to a loss, beside rivals."""
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from noloco_node.base.plots import Line, Panel
 from noloco_node.cli.bench.output import Cells, finish, names, shared
 from noloco_node.cli.options import Verbs, option, verb, whole_number
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
-    from noloco_node.base.plots import Panel
     from noloco_node.bench.rows import Row
 
 
@@ -36,9 +36,8 @@ def options(what: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dataclasses import replace
-
     from noloco_node.bench import train
+    from noloco_node.terminal.progress import Progress
 
     systems = names(args.systems, "--systems", train.SYSTEMS)
     setting, seconds, steps = (
@@ -54,8 +53,6 @@ def run(args: argparse.Namespace) -> int:
     nodes = whole_number(args.nodes, "--nodes", 8, 2)
     steps = steps if args.steps is None else whole_number(args.steps, "--steps", 1000, 1)
     job = train.Job(setting, nodes, args.mbit, args.seconds or seconds, steps, args.goal or train.GOAL)
-    from noloco_node.terminal.progress import Progress
-
     with Progress() as say:
         rows = list(train.run(job, systems, say))
     title = f"{nodes} nodes behind links of {args.mbit:g} Mbit/s"
@@ -64,9 +61,7 @@ def run(args: argparse.Namespace) -> int:
     return finish(args, rows, _CELLS, title=title, settings=[told], panels=_panels(rows), setting=asdict(setting))
 
 
-def _panels(rows: "list[Row]") -> "list[Panel]":
-    from noloco_node.base.plots import Line, Panel
-
+def _panels(rows: "list[Row]") -> list[Panel]:
     curves = [Line(row.system, *zip(*row.more["curve"], strict=True)) for row in rows]
     return [Panel("Held-out loss", "seconds", "nats a byte", curves)]
 
