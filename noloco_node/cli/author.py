@@ -28,7 +28,6 @@ from noloco_node.run import admission, amendment, invitation, signed_file, toml
 from noloco_node.run.amendment import Amendment
 from noloco_node.run.schema import Manifest
 from noloco_node.run.signed_file import RunFile
-from noloco_node.views.documents import plain
 
 if TYPE_CHECKING:
     from noloco_node.data.files import FilesProgress
@@ -81,7 +80,7 @@ def check(args: argparse.Namespace) -> int:
 
     found = check_run(run, settings, say)
     if args.json:
-        print_json(plain(found))
+        print_json(found)
     else:
         _print_checked(run, found)
     return 0

@@ -16,7 +16,6 @@ from noloco_node.control import socket_client
 from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import Incompatible, NolocoError, NoNodeRunning, NotReached, UsageError
 from noloco_node.host.home import Home
-from noloco_node.views.documents import document
 from noloco_node.views.status import StatusView
 
 _LEAVE_S = 15.0
@@ -129,7 +128,7 @@ def wait(args: argparse.Namespace) -> int:
     goal, timeout_s = Goal.parse(args.goal), _seconds(args.timeout)
     view = asyncio.run(_Wait(home_of(args), goal, timeout_s).until_reached())
     if args.json:
-        print_json(document(view))
+        print_json(view)
     return 0
 
 

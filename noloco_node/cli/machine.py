@@ -41,7 +41,7 @@ def doctor(args: argparse.Namespace) -> int:
     findings = _run_doctor(settings, show=not args.json)
     code = exit_code(findings)
     if args.json:
-        print_json({"findings": [asdict(finding) for finding in findings], "exit_code": code})
+        print_json({"findings": findings, "exit_code": code})
     return code
 
 
@@ -92,7 +92,7 @@ def runs(args: argparse.Namespace) -> int:
     lines = [f"removed {run.label}, {size(run.bytes)}" for run in removed]
     if not args.remove:
         lines = [*map(_run_line, there)] or [f"no run in {home.root} yet: join one with its invitation"]
-    left = [asdict(run) for run in there if run not in removed]
+    left = [run for run in there if run not in removed]
     return show(args, {"runs": left, "removed": [run.run_id for run in removed]}, *lines)
 
 
@@ -164,7 +164,7 @@ def _doctor(home: Home) -> str:
 def settings(args: argparse.Namespace) -> int:
     found = config.explained(home_of(args), os.environ)
     lines = (f"{setting.name:<22}  {setting.origin:<11}  {_written(setting.value)}" for setting in found)
-    return show(args, {"settings": [asdict(setting) for setting in found]}, *lines)
+    return show(args, {"settings": found}, *lines)
 
 
 def _written(value: object) -> str:

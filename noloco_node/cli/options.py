@@ -43,11 +43,11 @@ def whole_number(text: str, flag: str, most: int, least: int = 1) -> int:
     return int(text)
 
 
-def print_json(document: dict[str, Any]) -> None:
+def print_json(found: Any) -> None:
     """A view, or anything else that a verb shows, under the schema of all of them."""
-    from noloco_node.views.documents import SCHEMA
+    from noloco_node.views.documents import SCHEMA, plain
 
-    print(json.dumps({"schema": SCHEMA, **document}, indent=2))
+    print(json.dumps({"schema": SCHEMA, **plain(found)}, indent=2))
 
 
 def show(args: argparse.Namespace, document: dict[str, Any], *lines: str) -> int:

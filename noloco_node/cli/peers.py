@@ -68,7 +68,7 @@ async def _peers_of(home: Home, bootstrap: Sequence[Address]) -> AsyncIterator[G
 async def _show(get_peers: GetPeers, peer_filter: PeerFilter, as_json: bool) -> None:
     view = peer_filter.of(everybody := await get_peers())
     if as_json:
-        print_json(document(view))
+        print_json(view)
         return
     from noloco_node.terminal.text import console, print_peers
 

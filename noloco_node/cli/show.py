@@ -12,7 +12,7 @@ from noloco_node.control import socket_client
 from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import UsageError
 from noloco_node.host.home import Home
-from noloco_node.views.documents import document, plain
+from noloco_node.views.documents import plain
 
 _SHORTEST_S, _LONGEST_S = 0.2, 3600.0
 
@@ -20,7 +20,7 @@ _SHORTEST_S, _LONGEST_S = 0.2, 3600.0
 def status(args: argparse.Namespace) -> int:
     view = asyncio.run(socket_client.ask(home_of(args), ControlClient.status))
     if args.json:
-        print_json(document(view))
+        print_json(view)
     else:
         from noloco_node.terminal.text import console, print_status
 
@@ -65,8 +65,7 @@ async def _once(home: Home, every_s: float, as_json: bool) -> int:
 
     picture = await Poller(home, every_s, lambda: None).first()
     if as_json:
-        shown = {"status": plain(picture.status), **plain(picture.peers), "history": plain(picture.history)}
-        print_json(shown)
+        print_json({"status": picture.status, **plain(picture.peers), "history": picture.history})
         return 0
     width, height = shutil.get_terminal_size()  # COLUMNS and LINES come first
     print_once(screen(picture, Display(width=width, height=height, now=time.time(), every_s=every_s)))

@@ -14,7 +14,6 @@ from noloco_node.base.units import span
 from noloco_node.base.validation import did_you_mean, explain
 from noloco_node.cli.options import as_json, option, print_json, verb
 from noloco_node.errors import UsageError
-from noloco_node.views.documents import plain
 
 if TYPE_CHECKING:
     from noloco_node.core.codecs.activations import ActivationCodec
@@ -257,7 +256,7 @@ def _run_stages(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace, document: dict[str, Any], *parts: object) -> int:
     if args.json:
-        print_json(plain(document))
+        print_json(document)
     else:
         from noloco_node.terminal.text import console
 

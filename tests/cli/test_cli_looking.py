@@ -21,6 +21,7 @@ from noloco_node.base.addresses import parse
 from noloco_node.base.peer_names import short_id
 from noloco_node.cli import logs, main
 from noloco_node.cli.control import Goal
+from noloco_node.cli.options import print_json
 from noloco_node.cli.peers import _print_changes, rate
 from noloco_node.control import socket_client
 from noloco_node.errors import EXIT_INTERRUPTED, UsageError
@@ -354,6 +355,13 @@ def test_a_bug_report_without_a_node(home, capsys):
     assert main(["bugreport", "--to", "report.zip"]) == 0
     with zipfile.ZipFile("report.zip") as pack:
         assert "no node is running in <home>" in pack.read("status.txt").decode()
+
+
+def test_a_number_that_json_lacks_is_null_in_what_any_verb_shows(capsys):
+    """As the loss of a model that has diverged, by `eval`."""
+    print_json({"eval_loss": float("nan"), "rows": [{"perplexity": float("inf")}]})
+    text = capsys.readouterr().out
+    assert json.loads(text, parse_constant=pytest.fail)["rows"] == [{"perplexity": None}]
 
 
 # ---- how quick ----

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -54,7 +53,7 @@ def _codec(args: argparse.Namespace) -> int:
     with Progress() as say:
         rows = list(codec.run(params, devices, wanted, args.quick, say))
     if args.json:
-        print_json({"params": params, "quick": args.quick, "rows": [asdict(row) for row in rows]})
+        print_json({"params": params, "quick": args.quick, "rows": rows})
     else:
         _print(rows)
     return 0
@@ -80,7 +79,7 @@ def _training(args: argparse.Namespace) -> int:
     with Progress() as say:
         report = training.run(args.model, run, device, args.threads, say)
     if args.json:
-        print_json(asdict(report))
+        print_json(report)
     else:
         _print_training(report)
     return 0
