@@ -21,6 +21,8 @@ from noloco_node.base.units import count, loss, rate, size, span
 from noloco_node.checkpoints import kept_runs
 from noloco_node.cli.options import home_of, print_json, show, whole_number
 from noloco_node.control import socket_client
+from noloco_node.data import pin_commit, sources
+from noloco_node.data.documents import Reading
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host import config
 from noloco_node.host.home import Home
@@ -64,14 +66,10 @@ def _exists(path: Path) -> UsageError:
 
 
 def check(args: argparse.Namespace) -> int:
-    from noloco_node.data import pin_commit, sources
-
-    flags = {name: value for name, value in vars(args).items() if name not in ("verb", "manifest", "json")}
-
     def say(what: str) -> None:
         print(f"{what} ...", file=sys.stderr, flush=True)
 
-    settings, run = config.load(flags, os.environ), toml.load(Path(args.manifest), say)
+    settings, run = config.load(config.among(vars(args)), os.environ), toml.load(Path(args.manifest), say)
     if named := toml.weights(Path(args.manifest)):
         settings = replace(settings, weights=Path(named))
     sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
@@ -124,8 +122,7 @@ def tokenize(args: argparse.Namespace) -> int:
     if not out.name.endswith(_SUFFIX):
         raise UsageError(f"--out must end in {_SUFFIX}, by which --data recognises one: try {out.name}{_SUFFIX}")
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # nothing trains at the same time, and nothing forks
-    from noloco_node.data import files, sources
-    from noloco_node.data.documents import Reading
+    from noloco_node.data import files
     from noloco_node.terminal.progress import Progress
 
     try:
@@ -158,7 +155,7 @@ def tokenize(args: argparse.Namespace) -> int:
 
 def _tokenizer(given: str) -> "tuple[Tokenizer, str]":
     """The tokenizer, and its name in a manifest."""
-    from noloco_node.data import sources, tokens
+    from noloco_node.data import tokens
 
     if given == "bytes":
         return tokens.BYTES, given

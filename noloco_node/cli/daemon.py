@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.addresses import Address
+from noloco_node.base.identity import Identity
 from noloco_node.base.units import count, loss
 from noloco_node.checkpoints import listing
 from noloco_node.checkpoints.listing import About
@@ -63,7 +64,6 @@ def start(args: argparse.Namespace, train: Train = _train) -> int:
         return 0
     sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
     with _prepared(settings, whole=train is _train) as (home, settings):
-        from noloco_node.base.identity import Identity
         from noloco_node.data.pin_commit import pinned
 
         signed = manifest.sign(pinned(run, home), Identity.load_or_create(home.identity))
@@ -100,7 +100,7 @@ def _end_of(run: "Manifest", home: Home) -> "tuple[Manifest, About] | None":
 
 
 def join(args: argparse.Namespace, train: Train = _train) -> int:
-    flags = {**_flags(args), "invitation": " ".join(args.invitation) or None}
+    flags = {**config.among(vars(args)), "invitation": " ".join(args.invitation) or None}
     if flags.get("run"):
         flags["run"] = _of_this_home(str(flags["run"]), flags)
     settings = replace(config.load(flags, os.environ, coming_back=True), start_over=args.start_over)
@@ -109,8 +109,6 @@ def join(args: argparse.Namespace, train: Train = _train) -> int:
     earlier = _earlier(home, settings.run)
     signed, say, over = None, None, False
     if earlier is not None:
-        from noloco_node.base.identity import Identity
-
         run = earlier.run
         over = not settings.linger and _is_over(run, home)
         there = listing.newest(home.run(run.run_id) / "checkpoints")
@@ -144,7 +142,7 @@ def _of_this_home(word: str, flags: Mapping[str, object]) -> str:
     """The id of the run that is meant, where this home has been in it: there its name is enough."""
     from noloco_node.checkpoints import kept_runs
 
-    home = Home(home_dir(str(flags["home"]) if flags.get("home") else None, os.environ))
+    home = Home(home_dir(flags.get("home"), os.environ))
     with suppress(UsageError):
         return kept_runs.named(home, kept_runs.kept(home, None), word).run_id
     return word
@@ -189,12 +187,7 @@ def bootstrap(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> NodeConfig:
-    return config.load(_flags(args), os.environ)
-
-
-def _flags(args: argparse.Namespace) -> dict[str, Any]:
-    no_settings = ("verb", "manifest", "invitation", "start_over")
-    return {name: value for name, value in vars(args).items() if name not in no_settings}
+    return config.load(config.among(vars(args)), os.environ)
 
 
 @contextmanager

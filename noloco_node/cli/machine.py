@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from noloco_node.doctor.verdicts import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red", "unknown": "dim"}
-_DOCTOR_FLAGS = ("home", "bootstrap", "listen", "relay", "device", "threads")
 _LIBRARIES = ("torch", "hivemind", "grpcio", "protobuf", "transformers", "numba", "numpy", "uvloop", "safetensors")
 
 
@@ -37,7 +36,7 @@ _LIBRARIES = ("torch", "hivemind", "grpcio", "protobuf", "transformers", "numba"
 def doctor(args: argparse.Namespace) -> int:
     from noloco_node.doctor.verdicts import exit_code
 
-    settings = config.load({name: getattr(args, name) for name in _DOCTOR_FLAGS}, os.environ)
+    settings = config.load(config.among(vars(args)), os.environ)
     findings = _run_doctor(settings, show=not args.json)
     code = exit_code(findings)
     if args.json:

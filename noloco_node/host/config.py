@@ -269,6 +269,11 @@ _PARSERS: dict[str, Callable[[object], Any]] = {
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(NodeConfig)}
 
 
+def among(words: Mapping[str, object]) -> dict[str, object]:
+    """Of a verb's options those that are settings, and the home."""
+    return {name: value for name, value in words.items() if name in _PARSERS or name == "home"}
+
+
 def resolve(
     flags: Mapping[str, object],
     environ: Mapping[str, str],
@@ -277,11 +282,10 @@ def resolve(
 ) -> NodeConfig:
     """One NodeConfig from all places. `flags` holds None where a flag was not given; `kept`: what is remembered. Raises
     UsageError."""
-    home = flags.get("home")
     given = _invited({key: value for key, value in flags.items() if key != "home" and value is not None})
     named, home_toml = _invited(_named(environ), "NOLOCO_INVITATION: "), _invited(home_toml, "node.toml: ")
     kept = _known(remembered.fitting(kept or {}, {**home_toml, **named, **given}))
-    found: dict[str, Any] = {"home": home_dir(str(home) if home else None, environ)}
+    found: dict[str, Any] = {"home": home_dir(flags.get("home"), environ)}
     found |= _remembered({key: value for key, value in kept.items() if key not in {**home_toml, **named, **given}})
     found |= _read(home_toml, str, "node.toml: ")
     found |= _read(named, _variable)
@@ -292,7 +296,7 @@ def resolve(
 def load(flags: Mapping[str, object], environ: Mapping[str, str], *, coming_back: bool = False) -> NodeConfig:
     """`resolve`, with the node.toml of the home that the flags or the environment name. `coming_back`: what it
     remembers counts, too."""
-    home = Home(home_dir(str(flags["home"]) if flags.get("home") else None, environ))
+    home = Home(home_dir(flags.get("home"), environ))
     return resolve(flags, environ, read_home_toml(home.root), remembered.read(home) if coming_back else None)
 
 

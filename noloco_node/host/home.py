@@ -38,9 +38,9 @@ def default_home(environ: Mapping[str, str]) -> Path:
     return Path(user, ".local", "state", "noloco-node")
 
 
-def home_dir(flag: str | None, environ: Mapping[str, str]) -> Path:
+def home_dir(flag: object, environ: Mapping[str, str]) -> Path:
     """The home that `--home` names, else the default one."""
-    return whole_path(flag) if flag else default_home(environ)
+    return whole_path(str(flag)) if flag else default_home(environ)
 
 
 def whole_path(named: str) -> Path:
