@@ -23,7 +23,7 @@ from noloco_node.base.addresses import is_ip
 from noloco_node.base.atomic_files import cannot_write, open_file
 from noloco_node.errors import UsageError
 from noloco_node.host import paths
-from noloco_node.host.home import Home
+from noloco_node.host.home import Home, user_dir
 from noloco_node.run import signed_file
 
 TAIL_BYTES = 1 << 20
@@ -144,7 +144,7 @@ def _unless_a_word(found: re.Match[str]) -> str:
 
 def _names(environ: Mapping[str, str]) -> dict[str, str]:
     """The user's and this machine's, in the forms in which they appear."""
-    users = {environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "SUDO_USER")} | {Path.home().name}
+    users = {environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "SUDO_USER")} | {user_dir(environ).name}
     hosts = {socket.gethostname(), environ.get("HOSTNAME", "")}
     hosts |= {host.partition(".")[0] for host in hosts}
     found = {**dict.fromkeys(hosts, "<this-host>"), **dict.fromkeys(users, "<user>")}
@@ -155,7 +155,7 @@ def mask(home: Home, environ: Mapping[str, str]) -> Mask:
     kept = (path for path in paths.files_below(home.root) if path.suffix == ".token")
     tokens = [line.strip() for path in kept for line in _text(path).splitlines()]
     values = [value for name, value in environ.items() if _SECRET_NAME.search(name)]
-    known = {home.root: "<home>", Path.home(): "~"}
+    known = {home.root: "<home>", user_dir(environ): "~"}
     places = {str(path): shown for place, shown in known.items() for path in (place.resolve(), place)}
     named = {place: shown for place, shown in places.items() if len(place) > 1}
     made = Mask([*tokens, *values], named, _names(environ))

@@ -31,11 +31,14 @@ def default_home(environ: Mapping[str, str]) -> Path:
     state = environ.get("XDG_STATE_HOME", "")
     if state.startswith("/"):  # the XDG rules: what is relative is ignored
         return Path(state, "noloco-node")
+    return user_dir(environ) / ".local" / "state" / "noloco-node"
+
+
+def user_dir(environ: Mapping[str, str]) -> Path:
     try:
-        user = environ.get("HOME") or Path.home()
+        return Path(environ.get("HOME") or Path.home())
     except RuntimeError:
-        user = "/"  # as Docker has it for a user without one; where nothing can be written there, that is said
-    return Path(user, ".local", "state", "noloco-node")
+        return Path("/")  # as Docker has it for a user without one; where nothing can be written there, that is said
 
 
 def home_dir(flag: object, environ: Mapping[str, str]) -> Path:

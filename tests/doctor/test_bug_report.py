@@ -4,6 +4,7 @@ import json
 import stat
 import time
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -209,6 +210,17 @@ def test_masking_takes_seconds_whatever_the_text(text):
     mask.learn(line)
     mask.hide(line)
     assert time.process_time() - began < 10
+
+
+def test_a_user_without_a_home_directory_gets_a_report(home, tmp_path, monkeypatch):
+    """As one that only a container's --user names, without HOME."""
+
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    masked = bug_report.mask(home, {})
+    assert masked.hide(f"{home.log} and /srv/x") == "<home>/node.log and /srv/x"
 
 
 def test_short_secrets_do_not_eat_words():
