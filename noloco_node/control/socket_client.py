@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 TIMEOUT_S = 5.0
 """A healthy node answers in milliseconds; one that is loading torch on a busy machine may need seconds."""
-GATHER_SILENCE_S = 30.0
-"""A node that collects states sends a view every half a second."""
+GATHER_SILENCE_S = 15.0
+"""A node that collects states sends a view every half a second. After 20 s gRPC would take it for one that has gone."""
 PING_TIMEOUT_S = 30.0
 """Longer than a node waits for a peer that does not answer."""
 _KINDS = {kind.exit_code: kind for kind in NolocoError.__subclasses__() if kind.exit_code != NolocoError.exit_code}
@@ -70,8 +70,10 @@ class ControlClient:
                 try:
                     async with asyncio.timeout(GATHER_SILENCE_S):
                         view = from_json(GatherView, str((await anext(views)).json))
-                except (StopAsyncIteration, TimeoutError):
+                except StopAsyncIteration:
                     raise nobody(self._home) from None
+                except TimeoutError:
+                    raise self._silent("deadline_exceeded") from None
                 if view.failure:
                     raise _KINDS.get(view.exit_code, NolocoError)(view.failure)
                 yield view

@@ -18,6 +18,7 @@ from fake_node import OTHER, PEERS, STATUS, FakeNode
 from noloco_node.control import socket_client, socket_server
 from noloco_node.errors import NolocoError, NoNodeRunning, UsageError
 from noloco_node.host.home import Home
+from noloco_node.views.gather import GatherView
 from noloco_node.views.peers import PingView
 
 
@@ -58,6 +59,22 @@ async def test_a_call_whose_connection_is_closed_says_so(home):
                 await asked.wait()
         with pytest.raises(NolocoError, match="its connection was closed"):
             await ping
+
+
+async def test_a_node_that_collects_states_and_says_nothing_more_is_there(home, monkeypatch):
+    """It was taken for one that is not running."""
+
+    class Silent(FakeNode):
+        async def gather(self, _):
+            yield GatherView(doing="asking")
+            await asyncio.Event().wait()
+
+    async with socket_server.serving(home, Silent()), socket_client.connected(home) as asked:
+        views = asked.gather(1)
+        assert (await anext(views)).doing == "asking"
+        monkeypatch.setattr(socket_client, "GATHER_SILENCE_S", 0.2)
+        with pytest.raises(NolocoError, match=r"does not answer \(deadline_exceeded\)"):
+            await anext(views)
 
 
 async def test_ping_and_log_level(home):
