@@ -16,13 +16,12 @@ from noloco_node.base.units import count, size
 from noloco_node.base.validation import did_you_mean, listed
 from noloco_node.cli.options import home_of, print_json, show, whole_number
 from noloco_node.control import socket_client
+from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import NotReached, UsageError
 from noloco_node.host import config
-from noloco_node.host.home import Home
 from noloco_node.terminal.filter import COLUMNS, STATES, PeerFilter
 from noloco_node.views.documents import document
 from noloco_node.views.peers import PeerRow, PeersView, PingView
-from noloco_node.views.status import StatusView
 
 if TYPE_CHECKING:
     from noloco_node.peers.visitor import Visitor
@@ -47,22 +46,11 @@ def peers(args: argparse.Namespace) -> int:
     bootstrap = _bootstrap(args)
 
     async def show() -> None:
-        async with _peers_of(home_of(args), bootstrap) as get_peers:
-            await (_watch if args.watch else _show)(get_peers, peer_filter, args.json)
+        async with _asked(args, bootstrap) as asked:
+            await (_watch if args.watch else _show)(asked.peers, peer_filter, args.json)
 
     _run(show(), bootstrap)
     return 0
-
-
-@asynccontextmanager
-async def _peers_of(home: Home, bootstrap: Sequence[Address]) -> AsyncIterator[GetPeers]:
-    """How to get the list of peers."""
-    if bootstrap:
-        async with _visiting(bootstrap) as visit:
-            yield visit.peers
-    else:
-        async with socket_client.connected(home) as node:
-            yield node.peers
 
 
 async def _show(get_peers: GetPeers, peer_filter: PeerFilter, as_json: bool) -> None:
@@ -145,8 +133,8 @@ def ping(args: argparse.Namespace) -> int:
     count, bootstrap = whole_number(args.count, "--count", _MAX_COUNT), _bootstrap(args)
 
     async def measure() -> Pinged:
-        async with _ping_target(home_of(args), bootstrap, args.peer) as (peer, send_ping):
-            return await _series(peer, send_ping, count, say)
+        async with _asked(args, bootstrap) as asked:
+            return await _series(await _meant(args.peer, asked, bootstrap), asked.ping, count, say)
 
     def say(line: str) -> None:
         if not args.json:
@@ -211,27 +199,20 @@ def _pinged_document(found: Pinged) -> dict[str, Any]:
     }
 
 
-@asynccontextmanager
-async def _ping_target(home: Home, bootstrap: Sequence[Address], word: str) -> AsyncIterator[tuple[str, SendPing]]:
-    """The peer id that `word` means, and how to call it."""
-    named = [address.peer for address in bootstrap]
-    if bootstrap:
-        async with _visiting(bootstrap) as visit:
-            known = named if word in named else [*named, *(row.peer_id for row in (await visit.peers()).peers)]
-            yield find(word, known), visit.ping
-    else:
-        async with socket_client.connected(home) as node:
-            status, view = await node.status(), await node.peers()
-            yield _full_id(status, word) or find(word, (row.peer_id for row in view.peers)), node.ping
-
-
-def _full_id(status: StatusView, word: str) -> str | None:
-    """`word`, if it is a whole peer id. Raises UsageError if it means this node itself."""
+async def _meant(word: str, asked: "Visitor | ControlClient", bootstrap: Sequence[Address]) -> str:
+    """The peer id that `word` means. Raises UsageError if it means the node on this machine."""
     from noloco_node.base.identity import is_peer_id
 
-    if word in (status.peer_id, short_id(status.peer_id), status.name):
-        raise UsageError(f"{status.name} is the node on this machine: `noloco-node peers` lists the others")
-    return word if is_peer_id(word) else None  # libp2p may find it although no peer has reported it
+    named = [address.peer for address in bootstrap]
+    if word in named:
+        return word
+    if isinstance(asked, ControlClient):
+        status = await asked.status()
+        if word in (status.peer_id, short_id(status.peer_id), status.name):
+            raise UsageError(f"{status.name} is the node on this machine: `noloco-node peers` lists the others")
+        if is_peer_id(word):  # libp2p may find it although no peer has reported it
+            return word
+    return find(word, [*named, *(row.peer_id for row in (await asked.peers()).peers)])
 
 
 def _ms(seconds: float) -> str:
@@ -244,11 +225,15 @@ def _as_ms(seconds: float | None) -> float | None:
 
 # ---- for both ----
 @asynccontextmanager
-async def _visiting(bootstrap: Sequence[Address]) -> AsyncIterator["Visitor"]:
-    """Checks the addresses first, because the visitor takes a while to import."""
+async def _asked(args: argparse.Namespace, bootstrap: Sequence[Address]) -> AsyncIterator["Visitor | ControlClient"]:
+    """Who knows the peers and can call them: the node on this machine, or with addresses a visitor."""
+    if not bootstrap:
+        async with socket_client.connected(home_of(args)) as node:
+            yield node
+        return
     from noloco_node.transport.probe import reach
 
-    await reach(bootstrap)
+    await reach(bootstrap)  # first, because the visitor takes a while to import
     from noloco_node.peers.visitor import visiting
 
     async with visiting(bootstrap) as visit:
