@@ -98,6 +98,10 @@ def home_and_json(add_to: Options) -> None:
     as_json(add_to)
 
 
+pause = resume = leave = home
+status = paths = settings = identity = home_and_json
+
+
 def _device(add_to: Options, kinds: str) -> None:
     option(add_to, "--device DEVICE", f"{kinds} (default: auto)")
     option(add_to, "--threads N", "CPU threads for training (default: torch's choice)")
@@ -150,14 +154,14 @@ def revoke(parser: argparse.ArgumentParser) -> None:
     as_json(parser)
 
 
-def run(parser: argparse.ArgumentParser) -> None:
+def amend(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(title="what to do", dest="what", metavar="amend", required=True)
-    amend = verb(what, "amend", "sign a change that every node follows", "my-run --rounds 200")
-    option(amend, "run RUN", "its name or id, as `noloco-node runs` prints them")
-    option(amend, "--end-now", "end it with the phase under way")
-    option(amend, "--rounds N", "give it so many rounds, more than it has")
-    option(amend, "--swaps N", "let a round have up to N swaps, or auto")
-    home(amend)
+    made = verb(what, "amend", "sign a change that every node follows", "my-run --rounds 200")
+    option(made, "run RUN", "its name or id, as `noloco-node runs` prints them")
+    option(made, "--end-now", "end it with the phase under way")
+    option(made, "--rounds N", "give it so many rounds, more than it has")
+    option(made, "--swaps N", "let a round have up to N swaps, or auto")
+    home(made)
 
 
 def _of_author(parser: argparse.ArgumentParser) -> None:

@@ -89,7 +89,7 @@ class _Verb:
     function: str = ""
     """Of the module, where it is not called as the verb is."""
     options: Callable[[argparse.ArgumentParser], None] | None = None
-    """None: those that have the verb's name in options.py."""
+    """None: those that have the function's name in options.py."""
 
 
 def parse(args: Sequence[str]) -> tuple[Function, argparse.Namespace]:
@@ -166,7 +166,7 @@ def _parser(name: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser
     made: argparse.ArgumentParser = parser
     if verb := _VERBS.get(name):
         made = options.verb(verbs, name, verb.help, verb.example)
-        (verb.options or getattr(options, name))(made)
+        (verb.options or getattr(options, verb.function or name))(made)
     return parser, made
 
 
@@ -197,7 +197,7 @@ _VERBS = {
     "revoke": _Verb("author", "take a peer out of a run", "12D3KooW..."),
     "run": _Verb("author", "amend a run: end it, give it more rounds", "amend my-run --rounds 200", function="amend"),
     "bootstrap": _Verb("daemon", "help nodes find each other, without training", "--listen /ip4/0.0.0.0/tcp/4001"),
-    "status": _Verb("show", "show what the node does", "--json", options=options.home_and_json),
+    "status": _Verb("show", "show what the node does", "--json"),
     "top": _Verb("show", "show the node live on a full screen; ? lists the keys", "--interval 2"),
     "peers": _Verb(
         "peers", "list the peers that the node knows, or those in a swarm", "--state training --sort loss --watch"
@@ -205,34 +205,18 @@ _VERBS = {
     "ping": _Verb("peers", "measure the round-trip time and the bandwidth to a peer", "brisk-heron --count 5"),
     "wait": _Verb("control", "wait until the node trains, reaches a round, or is done", "--for round=10 --timeout 600"),
     "logs": _Verb("logs", "show the node's log, or change its log level", "-f"),
-    "pause": _Verb("control", "pause training and swaps until `resume`", "", options=options.home),
-    "resume": _Verb("control", "continue after `pause`", "", options=options.home),
-    "leave": _Verb("control", "stop the node cleanly, and wait until it has ended", "", options=options.home),
+    "pause": _Verb("control", "pause training and swaps until `resume`", ""),
+    "resume": _Verb("control", "continue after `pause`", ""),
+    "leave": _Verb("control", "stop the node cleanly, and wait until it has ended", ""),
     "doctor": _Verb("machine", "check whether this machine can train in a swarm", f"--bootstrap {_INVITATION}"),
-    "paths": _Verb(
-        "machine", "show where the node's files are, and their sizes", "--json", options=options.home_and_json
-    ),
-    "config": _Verb(
-        "machine",
-        "show each setting and where it comes from",
-        "--json",
-        function="settings",
-        options=options.home_and_json,
-    ),
+    "paths": _Verb("machine", "show where the node's files are, and their sizes", "--json"),
+    "config": _Verb("machine", "show each setting and where it comes from", "--json", function="settings"),
     "runs": _Verb("machine", "list the runs in the node's home, or remove some", "--remove 3f9a2c"),
     "completion": _Verb("machine", "print a script that completes verbs and options in a shell", "bash"),
-    "id": _Verb(
-        "show", "show the node's peer id, name and home", "--json", function="identity", options=options.home_and_json
-    ),
+    "id": _Verb("show", "show the node's peer id, name and home", "--json", function="identity"),
     "bugreport": _Verb("machine", "write logs and status to a zip file, without secrets", "--to report.zip"),
     "export": _Verb("publish", "write the model as a Hugging Face folder", "--to my-model"),
-    "eval": _Verb(
-        "publish",
-        "measure the model's loss on held-out data",
-        "my-model --json",
-        function="evaluate",
-        options=options.evaluate,
-    ),
+    "eval": _Verb("publish", "measure the model's loss on held-out data", "my-model --json", function="evaluate"),
     "sample": _Verb("publish", "let the model continue a text", '"def main():" my-model'),
     "swarm": _Verb("swarm", "train a small model with several real nodes on this machine", "--nodes 4 --rounds 8"),
     "simulate": _Verb(
