@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -19,7 +20,6 @@ from noloco_node.host.home import Home
 from noloco_node.observe.jsonl import generations
 
 _POLL_S = 0.2
-_BLOCK = 64 << 10
 _MAX_LINES = 1_000_000
 
 
@@ -59,24 +59,14 @@ async def _set_level(home: Home, level: str) -> str:
 
 
 def last_lines(file: BinaryIO, log: Path, count: int) -> list[str]:
-    """Of the log and, if it has too few lines, of the rotated ones. `file` is then at the log's end."""
-    found = _end_of(file, count)
+    """Of the log and, if it has too few lines, of the rotated ones, which hold 8 MiB at most. `file` is then at the
+    log's end."""
+    found = list(deque(file, maxlen=count))
     for path in generations(log, LOG_FILES - 1)[1:]:
         if len(found) < count and path.exists():
             with path.open("rb") as full:
-                found = [*_end_of(full, count - len(found)), *found]
-    return found
-
-
-def _end_of(file: BinaryIO, count: int) -> list[str]:
-    end = place = file.seek(0, os.SEEK_END)
-    blocks: list[bytes] = []
-    while place and sum(block.count(b"\n") for block in blocks) <= count:
-        size = min(_BLOCK, place)
-        place = file.seek(place - size)
-        blocks.insert(0, file.read(size))
-    file.seek(end)
-    return b"".join(blocks).decode(errors="replace").splitlines()[-count:]
+                found = [*deque(full, maxlen=count - len(found)), *found]
+    return [line.decode(errors="replace").rstrip("\n") for line in found]
 
 
 def _added(file: BinaryIO, log: Path) -> Iterator[str]:
