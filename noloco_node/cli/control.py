@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from noloco_node.base.states import NodeState
 from noloco_node.checkpoints import listing
-from noloco_node.cli.options import home_of, print_json
+from noloco_node.cli.options import home_of, print_json, seconds
 from noloco_node.control import socket_client
 from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import Incompatible, NolocoError, NoNodeRunning, NotReached, UsageError
@@ -125,7 +125,9 @@ class Goal:
 
 
 def wait(args: argparse.Namespace) -> int:
-    goal, timeout_s = Goal.parse(args.goal), _seconds(args.timeout)
+    goal, timeout_s = Goal.parse(args.goal), None
+    if args.timeout is not None:
+        timeout_s = seconds(args.timeout, "--timeout", 0.001, 999_999_999)
     view = asyncio.run(_Wait(home_of(args), goal, timeout_s).until_reached())
     if args.json:
         print_json(view)
@@ -213,11 +215,3 @@ def _progress(view: StatusView | None) -> str:
         return "no node answered"
     for_what = f", waiting for {view.waiting_for}" if view.waiting_for else ""
     return f"{view.name} is {view.state} at round {view.round}{for_what}"
-
-
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,3})?", text) or float(text) <= 0:
-        raise UsageError(f"--timeout must be a number of seconds, not {text!r}")
-    return float(text)

@@ -6,6 +6,7 @@
 import argparse
 import errno
 import json
+import math
 import os
 import re
 from functools import partial
@@ -41,6 +42,16 @@ def whole_number(text: str, flag: str, most: int, least: int = 1) -> int:
     if not re.fullmatch("[0-9]{1,9}", text) or not least <= int(text) <= most:
         raise UsageError(f"{flag} must be a whole number from {least} to {most}, not {text!r}")
     return int(text)
+
+
+def seconds(text: str, flag: str, least: float, most: float) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not least <= found <= most:
+        raise UsageError(f"{flag} must be a number of seconds from {least:g} to {most:.9g}, not {text!r}")
+    return found
 
 
 def print_json(found: Any) -> None:

@@ -2,19 +2,16 @@
 
 import argparse
 import asyncio
-import math
 import shutil
 import time
 from contextlib import suppress
 
-from noloco_node.cli.options import home_of, print_json, show
+from noloco_node.cli.options import home_of, print_json, seconds, show
 from noloco_node.control import socket_client
 from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import UsageError
 from noloco_node.host.home import Home
 from noloco_node.views.documents import plain
-
-_SHORTEST_S, _LONGEST_S = 0.2, 3600.0
 
 
 def status(args: argparse.Namespace) -> int:
@@ -32,7 +29,7 @@ def top(args: argparse.Namespace) -> int:
     from noloco_node.terminal.top import app
     from noloco_node.terminal.top.driver import can_show
 
-    home, every_s = home_of(args), _interval(args.interval)
+    home, every_s = home_of(args), seconds(args.interval, "--interval", 0.2, 3600)
     if args.once:
         return asyncio.run(_once(home, every_s, args.json))
     if args.json:
@@ -46,16 +43,6 @@ def top(args: argparse.Namespace) -> int:
     if live.last_line:
         print(live.last_line)
     return code
-
-
-def _interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not _SHORTEST_S <= seconds <= _LONGEST_S:
-        raise UsageError(f"--interval must be a number of seconds from {_SHORTEST_S:g} to {_LONGEST_S:g}, not {text!r}")
-    return seconds
 
 
 async def _once(home: Home, every_s: float, as_json: bool) -> int:

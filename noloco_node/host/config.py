@@ -91,10 +91,6 @@ def _words(value: object) -> str:
     return "" if isinstance(value, bool) else str(value)
 
 
-def _linger(value: object) -> float:
-    return float(_whole(0, 30 * 86_400)(value))
-
-
 def _micro_batch(value: object) -> int | None:
     try:
         return None if value == "auto" else _whole(1, 1_000_000)(value)
@@ -223,7 +219,7 @@ class NodeConfig:
     where another one gets thin later."""
     in_flight: int | None = _key(_micro_batch, default=None)
     """Micro-batches that the first stage has under way at once; None (`auto`): found by trying."""
-    linger: float = _key(_linger, default=0.0)
+    linger: int = _key(_whole(0, 30 * 86_400), default=0)
     """Seconds that a finished node keeps its control socket open, unless it is told to leave."""
     run: str | None = _key(
         _text(r"[0-9a-f]{32,64}", "the run's id, 64 hex digits, or its first 32; 12 of a run that this home was in"),
