@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ def init(args: argparse.Namespace) -> int:
             with suppress(OSError):
                 path.unlink()  # a part of it, which would be in the way of the next one
         raise cannot_write(path, error, "name another file") from None
-    print(f"wrote {path}: edit it, then run `noloco-node start {path}`")
+    print(f"wrote {path}: edit it, then run `noloco-node start {shlex.quote(str(path))}`")
     return 0
 
 

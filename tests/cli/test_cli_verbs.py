@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -49,8 +50,10 @@ def test_init_does_not_overwrite_unasked(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("file", "name"), [("My Run_2.toml", "my-run-2"), ("\u4e16.toml", "tiny"), (40 * "a", 32 * "a")]
 )
-def test_init_names_the_run_after_the_file(file, name, tmp_path):
+def test_init_names_the_run_after_the_file(file, name, tmp_path, capsys):
     assert main(["init", file]) == 0
+    advised = capsys.readouterr().out.split("`")[1]
+    assert shlex.split(advised) == ["noloco-node", "start", file], "as a shell takes it"
     assert toml.load(tmp_path / file).name == name
 
 
