@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from noloco_node.base.states import AT_WORK, SERVES_STAGE, NodeState
+from noloco_node.base.units import span
 from noloco_node.data import sources, tokens
 from noloco_node.data.sources import Sources
-from noloco_node.errors import UsageError
+from noloco_node.errors import SwarmUnreachable, UsageError
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.node import which_stage
 from noloco_node.node.base import Report
+from noloco_node.node.find_run import NOBODY_S
 from noloco_node.peers.record import PeerRecord
 from noloco_node.peers.run_rules import RunRules
 from noloco_node.run import signed_file
@@ -29,6 +31,10 @@ from noloco_node.stages.service import StageService, StageTerms
 from noloco_node.state_transfer.client import StateTerms
 from noloco_node.state_transfer.collect import OtherStage
 from noloco_node.training.task import Task
+
+ALONE_S = 3600.0
+"""How long a node that comes to a run under way waits for another stage that nobody holds: where a power cut stopped
+all nodes, the others may be back later than this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,14 @@ class OwnStage:
         """None: the whole model."""
         self.move: Move | None = None
         """Why this node leaves; None: for good, if it does."""
+        self.gave_up: SwarmUnreachable | None = None
+        """Why it leaves for good, if it is because it has waited for long enough."""
+        self._ended: dict[str, PeerRecord] = {}
+        """Of those that sent to this node and have come to the end. A record of a node that has left is there for a
+        minute, and what it says may be needed later: who sent something, too, may never be seen again."""
+        self._alone_since: float | None = None
+        """When another stage was first seen to be held by nobody, by the monotonic clock."""
+        self._said_alone = False
         self._held_back: Callable[[], str | None] = lambda: None
 
     @property
@@ -138,8 +152,12 @@ class OwnStage:
         after, beside = ([record.peer_id for record in self.peers(serving, further)] for further in (1, 0))
         every = {record.stage for record in serving} >= {*range(self.number + 1, self.at.stages + 1)}
         self._service.candidates(after if every else (), beside)  # else no gradient could come back
-        before = which_stage.stage_before(self.at, others, own_end)
-        return which_stage.ended(before, own_round, own_end, self._service.heard(), self._service.idle_s)
+        heard = self._service.heard()
+        self._ended |= {record.peer_id: record for record in others if record.peer_id in heard}
+        self._ended = {peer: record for peer, record in self._ended.items() if record.ended and peer in heard}
+        gone = [record for peer, record in self._ended.items() if peer not in {each.peer_id for each in others}]
+        before = which_stage.stage_before(self.at, [*others, *gone], own_end)
+        return which_stage.ended(before, own_round, own_end, heard, self._service.idle_s)
 
     def leaves(self, rules: RunRules, others: Collection[PeerRecord]) -> bool:
         """Whether it moves now. To be asked after each look, while this node trains and can save. Not who was told
@@ -156,6 +174,27 @@ class OwnStage:
             self.move = Move(self.at.number, to, rules.signed)
             self._report(f"moving from stage {self.at.number} to stage {to}, which fewer hold")
         return to is not None
+
+    def waits_in_vain(self, run: Manifest, others: Collection[PeerRecord] | None, own_round: int) -> bool:
+        """Whether this node gives up now, as nobody holds another stage and nothing has passed since it came. To be
+        asked after each look, while it trains. `others`: None where nobody says who is there. A node that others come
+        by waits for them, and so does one in a run that has not begun."""
+        if self.at is None or self._service.has_passed or not (own_round and self._config.ways_in):
+            return False
+        held = {self.number, *which_stage.holding(others or ()).values()}
+        missing = next((stage for stage in range(1, self.at.stages + 1) if stage not in held), None)
+        if missing is None or others is None:
+            self._alone_since = None
+            return False
+        self._alone_since = self._alone_since or time.monotonic()
+        alone_s = min(time.monotonic() - self._alone_since, self._service.idle_s)  # neither offline nor paused
+        why = f"nobody holds stage {missing} of {run.label} at this moment: it is over, or its nodes are off"
+        if alone_s > NOBODY_S and not self._said_alone:
+            self._said_alone = True
+            self._report(f"{why}. This node waits for one of them for {span(ALONE_S)}")
+        if alone_s > ALONE_S:
+            self.gave_up = SwarmUnreachable(f"{why}. Join again when one is back")
+        return self.gave_up is not None
 
     async def serve_on(self, seen: Callable[[], Collection[PeerRecord]], rounds: int) -> None:
         """When its own rounds are done: while nodes of the stages before train, their micro-batches pass through here.

@@ -148,10 +148,10 @@ class TrainingNode(BaseNode):
 
     # ---- from start to end ----
     async def run(self) -> None:
-        """Raises what kept the last checkpoint from being written, once the node has left."""
+        """Raises what kept the last checkpoint from being written, and why the node gave up, once it has left."""
         await super().run()
-        if self._keeper and self._keeper.unsaved:
-            raise self._keeper.unsaved
+        if error := (self._keeper and self._keeper.unsaved) or self._own_stage.gave_up:
+            raise error
 
     async def _live(self) -> None:
         signed = self._signed or await find_run.find(
@@ -654,6 +654,10 @@ class TrainingNode(BaseNode):
         goes_on = self._life.state is NodeState.TRAINING and stats.round < own_end
         if goes_on and keeper.unsaved is None and self._own_stage.leaves(rules, seen):
             super().leave()
+        elif goes_on and not self._brings_run:
+            others = seen if self._membership.answered else None
+            if self._own_stage.waits_in_vain(rules.run, others, stats.round):
+                super().leave()
 
     # ---- the volunteer's limits ----
     def pause(self) -> None:

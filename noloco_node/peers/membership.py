@@ -82,6 +82,11 @@ class Membership:
         """What the directory has done so far."""
         return dict(self._directory.done) if self._directory else {}
 
+    @property
+    def answered(self) -> bool:
+        """Whether the last look-up says who is there."""
+        return self._unanswered is None
+
     async def enter(self, directory: Directory) -> None:
         """Raises SwarmUnreachable."""
         self._directory = directory

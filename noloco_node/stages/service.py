@@ -162,6 +162,11 @@ class StageService(StageServicer):
         """For how long this node has worked and no micro-batch has passed."""
         return self._rate.idle_s
 
+    @property
+    def has_passed(self) -> bool:
+        """Whether a micro-batch has, since this node came."""
+        return self._task is not None and self._task.counts.passed > 0
+
     def candidates(self, next_stage: Collection[str], own_stage: Collection[str] = ()) -> None:
         """Who works at the next stage now, and who beside this node at its own."""
         self._next_stage = next_stage

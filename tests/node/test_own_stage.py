@@ -1,7 +1,10 @@
-"""When a node leaves its stage for one that nobody holds, and when it stays though its rounds are done."""
+"""When a node leaves its stage for one that nobody holds, when it stays though its rounds are done, and when it gives
+up.
+"""
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +106,72 @@ def test_a_node_whose_rounds_are_done_stays_while_those_before_it_send(
 
     stayed: Any = run_virtual(main())
     assert stayed == pytest.approx(stays_s, abs=3) and len(said) == bool(stays_s)
+
+
+def test_the_end_that_a_peer_saw_is_known_when_its_record_is_gone(tmp_path: Path) -> None:
+    """The other one that sent to this node crashed: nobody else ever says that the run is over."""
+    service = SimpleNamespace(candidates=lambda *_: None, heard=lambda: dict.fromkeys("ab", 5.0), idle_s=1.0)
+    node = of_stage(2, tmp_path, service=service)
+    a, b, other = (replace(holders(1)[0], peer_id=peer, round=30) for peer in "abc")
+    assert node.update([a, b], 15, 100) == 0
+    a, other = (replace(each, state="leaving", ended=100) for each in (a, other))
+    assert node.update([a, other], 15, 100) == node.update([], 15, 100) == 0, "b may be back at any moment"
+    service.idle_s = which_stage.IDLE_S + 1
+    assert node.update([b], 15, 100) == 100, "half of them, and nothing comes"
+    assert node.update([replace(a, ended=0, state="training")], 15, 100) == 0, "its author gave the run more rounds"
+    assert node.update([], 15, 100) == 0
+
+
+def alone(
+    folder: Path, others: Collection[PeerRecord] | None, monkeypatch: pytest.MonkeyPatch, **more: Any
+) -> tuple[OwnStage, float | None]:
+    """One of stage 2 that is back in round 4 and sees these at each look: and when it gives up, within three hours."""
+    given = {"round": 4, "passed": lambda now: False, "idle_s": lambda now: now, "ways_in": (DOOR,)} | more
+    said, service = list[str](), SimpleNamespace()
+    made = OwnStage(*_given(NodeConfig(home=folder, bootstrap=given["ways_in"]), said.append, service))
+    made.at = Position(1, 3)
+    run = Manifest(name="tiny", rounds=10)
+    for now in range(0, 10_800, 5):
+        monkeypatch.setattr(own_stage.time, "monotonic", lambda now=now: float(now))
+        service.has_passed, service.idle_s = given["passed"](now), given["idle_s"](now)
+        seen = others(now) if callable(others) else others
+        if made.waits_in_vain(run, seen, given["round"]):
+            assert len(said) == 1 and made.gave_up
+            return made, now
+    assert made.gave_up is None
+    return made, None
+
+
+def test_who_is_back_after_all_others_left_does_not_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it crashed before the end, it has not seen that; and a whole run's node would train on alone."""
+    made, at = alone(tmp_path, (), monkeypatch)
+    assert at == pytest.approx(own_stage.ALONE_S, abs=10)
+    assert str(made.gave_up).startswith("nobody holds stage 1 of tiny-")
+    made, at = alone(tmp_path, holders(1, 2, state="finished") + holders(3), monkeypatch)
+    assert at and "nobody holds stage 1 " in str(made.gave_up), "nobody of it sends anything any more"
+    _, at = alone(tmp_path, lambda now: holders(1, 2, 3) if now < 5000 else holders(1, 2), monkeypatch)
+    assert at == pytest.approx(5000 + own_stage.ALONE_S, abs=10)
+
+
+@pytest.mark.parametrize(
+    ("others", "more"),
+    [
+        (holders(1, 3), {}),
+        (holders(1, 3, state="paused"), {}),
+        (None, {}),
+        ((), {"idle_s": lambda now: now % 3000}),
+        ((), {"passed": lambda now: now > 60}),
+        ((), {"round": 0}),
+        ((), {"ways_in": ()}),
+    ],
+    ids=["all are there", "paused", "offline", "paused itself", "it has trained", "not begun", "others come by it"],
+)
+def test_who_may_be_waited_for_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: Any, more: dict[str, Any]
+) -> None:
+    assert alone(tmp_path, others, monkeypatch, **more)[1] is None
 
 
 def test_a_stage_that_saw_the_end_of_its_run_ends_when_it_comes_back_unless_it_is_sent_something(
