@@ -159,8 +159,8 @@ class Settings:
     inner: InnerSpec = field(default_factory=InnerSpec)
 
     def __post_init__(self) -> None:
-        if min(self.replicas, self.rounds, self.stages, self.held_out_sequences) < 1:
-            raise UsageError("replicas, rounds, stages and held-out sequences must be 1 or more")
+        if self.replicas < 2 or min(self.rounds, self.stages, self.held_out_sequences) < 1:
+            raise UsageError("replicas must be 2 or more, and rounds, stages and held-out sequences 1 or more")
         if self.precision not in ("auto", "fp32", "bf16"):
             raise UsageError(f"precision must be auto, fp32 or bf16, not {self.precision!r}")
         if self.routing not in ROUTINGS:

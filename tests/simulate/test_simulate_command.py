@@ -131,6 +131,7 @@ def test_links_between_stages(capsys):
         (["--links", "10", "--codec", "fp17"], "no codec"),
         (["--precision", "fp8"], "precision"),
         (["--threads", "0"], "--threads must be 1 or more"),
+        (["--replicas", "1"], "replicas must be 2 or more"),
         (["--sweep", "--sweep-alphas", "0.9", "--algorithms", "noloco"], "gamma must be"),
         (["--plot", "not/there/out.png"], "folder that exists"),
         (["--plot", "."], "ends in"),
