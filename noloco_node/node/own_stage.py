@@ -188,7 +188,7 @@ class OwnStage:
             return False
         self._alone_since = self._alone_since or time.monotonic()
         alone_s = min(time.monotonic() - self._alone_since, self._service.idle_s)  # neither offline nor paused
-        why = f"nobody holds stage {missing} of {run.label} at this moment: it is over, or its nodes are off"
+        why = f"nobody holds stage {missing} of {run.label} at this moment: the run is over, or its nodes are off"
         if alone_s > NOBODY_S and not self._said_alone:
             self._said_alone = True
             self._report(f"{why}. This node waits for one of them for {span(ALONE_S)}")
