@@ -18,11 +18,14 @@ from noloco_node.control.socket_server import serving
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
+from noloco_node.host.traffic import Traffic
 from noloco_node.node import lifecycle
 from noloco_node.observe import health
 from noloco_node.observe.health import NetworkOutages
 from noloco_node.observe.log_tail import LogTail
 from noloco_node.observe.waiting import WaitingLines
+from noloco_node.peers.answering import Answering
+from noloco_node.peers.directory import Directory
 from noloco_node.peers.visitor import ping
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.reachability import OFF
@@ -214,6 +217,21 @@ class BaseNode:
             keeping = group.create_task(self._keep_network())
             await life
             keeping.cancel()
+
+    def _directory(
+        self, traffic: Traffic, identity: Identity | None = None, run_id: str = "", *, stores: bool = True
+    ) -> Directory:
+        return Directory(
+            self._transport.p2p,
+            self._config.ways_in,
+            identity,
+            run_id,
+            stores=stores,
+            place_of=self._transport.place_seen,
+            may_answer=self._transport.may_answer,
+            answering=Answering(self._transport),
+            traffic=traffic,
+        )
 
     async def _enter(self, directory: Callable[[], Awaitable[None]]) -> None:
         """Enter a directory of peers. If p2pd dies meanwhile, `_rejoin` does it over the next one."""

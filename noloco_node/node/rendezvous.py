@@ -14,7 +14,6 @@ from noloco_node.host.traffic import Traffic
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.node.lifecycle import Signal
 from noloco_node.peers import rows, run_registry
-from noloco_node.peers.answering import Answering
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.record import PeerRecord
 from noloco_node.run.invitation import COMMAND
@@ -46,16 +45,7 @@ class RendezvousNode(BaseNode):
 
     async def _live(self) -> None:
         self.waits_for("the directory of peers")
-        place_of, answering = self._transport.place_seen, Answering(self._transport)
-        swarm = Directory(
-            self._transport.p2p,
-            self._config.ways_in,
-            place_of=place_of,
-            may_answer=self._transport.may_answer,
-            answering=answering,
-            traffic=self._traffic,
-        )
-        self._swarm = swarm
+        swarm = self._swarm = self._directory(self._traffic)
         await self._enter(swarm.start)
         self._handle(Signal.DIRECTORY_ENTERED)
         await periodic.every(lambda: LOOK_S, lambda: self._look(swarm), (NolocoError, OSError))

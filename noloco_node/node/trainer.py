@@ -40,9 +40,7 @@ from noloco_node.observe import exporters
 from noloco_node.observe.jsonl import METRICS_EVERY_S
 from noloco_node.observe.recorder import Recorder, rollback_sentence
 from noloco_node.peers import run_registry
-from noloco_node.peers.answering import Answering
 from noloco_node.peers.cache import PeerCache
-from noloco_node.peers.directory import Directory
 from noloco_node.peers.membership import Membership
 from noloco_node.peers.record import REFRESH_S, PeerRecord
 from noloco_node.peers.run_rules import RunRules
@@ -179,20 +177,8 @@ class TrainingNode(BaseNode):
         if run.model.weights and self._config.weights is None:
             self._brings_run = False
         thread = None if run.stages else self._start_training(run, keeper)
-        p2p, ways_in = self._transport.p2p, self._config.ways_in
         stores = self._transport.can_be_called
-        place_of, answering = self._transport.place_seen, Answering(self._transport)
-        directory = Directory(
-            p2p,
-            ways_in,
-            self._identity,
-            run.run_id,
-            stores=stores,
-            place_of=place_of,
-            may_answer=self._transport.may_answer,
-            answering=answering,
-            traffic=self._policy.traffic,
-        )
+        directory = self._directory(self._policy.traffic, self._identity, run.run_id, stores=stores)
         self.waits_for("the directory of peers")
         await self._enter(lambda: self._membership.enter(directory))
         await self._own_stage.choose(run, self._look)
