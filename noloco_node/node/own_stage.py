@@ -175,24 +175,27 @@ class OwnStage:
             self._report(f"moving from stage {self.at.number} to stage {to}, which fewer hold")
         return to is not None
 
-    def waits_in_vain(self, run: Manifest, others: Collection[PeerRecord] | None, own_round: int) -> bool:
+    def waits_in_vain(
+        self, run: Manifest, others: Collection[PeerRecord] | None, own_round: int, *, stays: bool
+    ) -> bool:
         """Whether this node gives up now, as nobody holds another stage and nothing has passed since it came. To be
-        asked after each look, while it trains. `others`: None where nobody says who is there. A node that others come
-        by waits for them, and so does one in a run that has not begun."""
-        if self.at is None or self._service.has_passed or not (own_round and self._config.ways_in):
+        asked after each look, while it trains in a run that has begun. `others`: None where nobody says who is there.
+        `stays`: others wait for it. They do, too, for a node that they come by, or that has trained with them."""
+        if self.at is None or not own_round:
             return False
         held = {self.number, *which_stage.holding(others or ()).values()}
         missing = next((stage for stage in range(1, self.at.stages + 1) if stage not in held), None)
         if missing is None or others is None:
-            self._alone_since = None
+            self._alone_since, self._said_alone = None, False
             return False
         self._alone_since = self._alone_since or time.monotonic()
         alone_s = min(time.monotonic() - self._alone_since, self._service.idle_s)  # neither offline nor paused
+        stays = stays or self._service.has_passed or not self._config.ways_in
         why = f"nobody holds stage {missing} of {run.label} at this moment: the run is over, or its nodes are off"
         if alone_s > NOBODY_S and not self._said_alone:
             self._said_alone = True
-            self._report(f"{why}. This node waits for one of them for {span(ALONE_S)}")
-        if alone_s > ALONE_S:
+            self._report(f"{why}. This node waits for one of them" + ("" if stays else f" for {span(ALONE_S)}"))
+        if alone_s > ALONE_S and not stays:
             self.gave_up = SwarmUnreachable(f"{why}. Join again when one is back")
         return self.gave_up is not None
 

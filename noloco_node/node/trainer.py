@@ -640,9 +640,9 @@ class TrainingNode(BaseNode):
         goes_on = self._life.state is NodeState.TRAINING and stats.round < own_end
         if goes_on and keeper.unsaved is None and self._own_stage.leaves(rules, seen):
             super().leave()
-        elif goes_on and not self._brings_run:
+        elif goes_on:
             others = seen if self._membership.answered else None
-            if self._own_stage.waits_in_vain(rules.run, others, stats.round):
+            if self._own_stage.waits_in_vain(rules.run, others, stats.round, stays=self._brings_run):
                 super().leave()
 
     # ---- the volunteer's limits ----

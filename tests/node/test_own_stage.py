@@ -126,19 +126,22 @@ def alone(
     folder: Path, others: Collection[PeerRecord] | None, monkeypatch: pytest.MonkeyPatch, **more: Any
 ) -> tuple[OwnStage, float | None]:
     """One of stage 2 that is back in round 4 and sees these at each look: and when it gives up, within three hours."""
-    given = {"round": 4, "passed": lambda now: False, "idle_s": lambda now: now, "ways_in": (DOOR,)} | more
+    given = {"round": 4, "passed": False, "idle_s": lambda now: now, "ways_in": (DOOR,), "stays": False} | more
     said, service = list[str](), SimpleNamespace()
     made = OwnStage(*_given(NodeConfig(home=folder, bootstrap=given["ways_in"]), said.append, service))
     made.at = Position(1, 3)
     run = Manifest(name="tiny", rounds=10)
     for now in range(0, 10_800, 5):
         monkeypatch.setattr(own_stage.time, "monotonic", lambda now=now: float(now))
-        service.has_passed, service.idle_s = given["passed"](now), given["idle_s"](now)
+        service.has_passed, service.idle_s = given["passed"], given["idle_s"](now)
         seen = others(now) if callable(others) else others
-        if made.waits_in_vain(run, seen, given["round"]):
-            assert len(said) == 1 and made.gave_up
+        if made.waits_in_vain(run, seen, given["round"], stays=given["stays"]):
+            assert made.gave_up and [line.partition("This node waits ")[2] for line in said] == [
+                "for one of them for 1 h"
+            ]
             return made, now
     assert made.gave_up is None
+    assert len(said) == given.get("says", 0) and all(line.endswith("waits for one of them") for line in said)
     return made, None
 
 
@@ -161,12 +164,17 @@ def test_who_is_back_after_all_others_left_does_not_wait_for_ever(
         (holders(1, 3), {}),
         (holders(1, 3, state="paused"), {}),
         (None, {}),
-        ((), {"idle_s": lambda now: now % 3000}),
-        ((), {"passed": lambda now: now > 60}),
+        ((), {"idle_s": lambda now: now % 20}),
         ((), {"round": 0}),
-        ((), {"ways_in": ()}),
+        ((), {"passed": True, "says": 1}),
+        ((), {"stays": True, "says": 1}),
+        ((), {"ways_in": (), "says": 1}),
+        (lambda now: () if now % 3000 > 1500 else holders(1, 3), {"stays": True, "says": 4}),
     ],
-    ids=["all are there", "paused", "offline", "paused itself", "it has trained", "not begun", "others come by it"],
+    ids=[
+        *("all are there", "paused", "offline", "paused itself", "not begun"),
+        *("it has trained", "it begins the run", "others come by it", "again and again"),
+    ],
 )
 def test_who_may_be_waited_for_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: Any, more: dict[str, Any]
