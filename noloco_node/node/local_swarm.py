@@ -124,8 +124,8 @@ class LocalSwarm:
         pages: Sequence[str] = (),
         stages: int = 0,
     ) -> None:
-        """Train until every node has finished or ended, calling `watch` every POLL_S. `pages`: addresses for --web;
-        `stages`: of the run, held by one node after the other.
+        """Train until every node has finished or ended, or no more can, calling `watch` every POLL_S. `pages`:
+        addresses for --web; `stages`: of the run, held by one node after the other.
 
         They start paused and begin together: on a GPU the first one would be through its rounds before the second one
         has imported torch."""
@@ -140,7 +140,7 @@ class LocalSwarm:
             page += ["--stage", str(index % stages + 1)] if stages else []
             self.members.append(await self._spawn(f"node-{index + 1}", *verb, *flags, *page))
         together = time.monotonic() + _TOGETHER_S
-        while not all(member.finished for member in self.members):
+        while not (all(member.finished for member in self.members) or self._stands(stages)):
             await self._look(watch)
             if not any(member.on_the_way for member in self.members) or time.monotonic() > together:
                 together = 0.0
@@ -150,6 +150,10 @@ class LocalSwarm:
         for member in self.members:
             member.last_output_line()
         watch(self.members)
+
+    def _stands(self, stages: int) -> bool:
+        """Whether all nodes of some stage have failed: the others would wait for them."""
+        return any(all(member.exit_code for member in self.members[stage::stages]) for stage in range(stages))
 
     def eval_of_average(self, run: Manifest) -> float | None:
         """Held-out loss of the mean of all nodes' last weights, as `export --average` would write them."""

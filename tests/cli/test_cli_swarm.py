@@ -162,6 +162,14 @@ def test_a_node_that_dies_does_not_stop_the_rest(swarm):
     )
 
 
+def test_where_all_of_a_stage_die_the_others_do_not_wait_for_them(swarm):
+    done = swarm("--nodes", "2", "--stages", "2", "--rounds", "100000", PRETEND="die")
+    out, err = done.communicate(timeout=60 * PATIENCE)
+    assert done.returncode == 1
+    assert re.search(r"failed: disk full: free some space", out)
+    assert "ended with exit code 1: disk full: free some space" in err
+
+
 def test_nodes_without_a_partner(swarm):
     done = swarm("--nodes", "2", "--rounds", "2", "--json", PRETEND="alone")
     out, err = done.communicate(timeout=60 * PATIENCE)

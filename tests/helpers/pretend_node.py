@@ -108,6 +108,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("verb", choices=["bootstrap", "start", "join"])
     parser.add_argument("manifest", nargs="?")
-    for flag in ("home", "listen", "bootstrap", "threads", "linger", "rounds", "web"):
+    for flag in ("home", "listen", "bootstrap", "threads", "linger", "rounds", "stage", "web"):
         parser.add_argument(f"--{flag}")
     asyncio.run(main(parser.parse_args()))
