@@ -61,11 +61,11 @@ class Routes:
         if each is None:
             return
         each.under_way = max(0, each.under_way - 1)
-        if free is None:
+        if free is not None:
+            each.free, each.failures = free, 0
+        elif each.again_at <= now:  # else it was sent before it was left out: all that was fails at once
             each.again_at = now + min(BACK_OFF_S * 2**each.failures, MOST_BACK_OFF_S)
             each.failures = min(each.failures + 1, 10)
-        else:
-            each.free, each.failures = free, 0
 
     def given_up(self, peer: str) -> None:
         """Its answer is not waited for; that says nothing of it."""

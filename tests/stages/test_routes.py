@@ -51,6 +51,16 @@ def test_who_does_not_answer_is_left_out_longer_each_time() -> None:
     assert there.draw(now) == "a"
 
 
+def test_what_was_under_way_when_a_peer_went_is_one_failure() -> None:
+    """As where its network daemon ends: it is back in three seconds, and was left out for thirty."""
+    there = routes("a")
+    for _ in range(8):
+        there.sent("a")
+    for at in range(8):
+        there.ended("a", None, at / 100)
+    assert there.draw(0.5) is None and there.draw(1.1) == "a"
+
+
 def test_a_fixed_route_stays_and_leads_round_who_is_gone() -> None:
     there = routes("a", "b", "c")
     (went,) = there.fixed(1, 0.0)
