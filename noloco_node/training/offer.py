@@ -92,7 +92,7 @@ class CodecThread:
 
     def answer_waiting(self, round: int) -> None:
         for settled in self.waiting.pop(round, []):
-            _answer(settled)
+            settled.set_result(None)
 
     def begin(self, round: int, device: torch.device, work: Callable[[], None]) -> None:
         """For the offer of a round. The training thread has queued its vectors on the device, perhaps not made them
@@ -169,7 +169,7 @@ class Offer:
 
     def settled(self) -> "Future[None]":
         """Done when it is known what the partners before did to the model."""
-        settled: Future[None] = Future()
+        settled = _to_be_answered()
         asked = self._thread.do(self.round, lambda: self._when_settled(settled))
         asked.add_done_callback(lambda asked: _settle(asked, settled))
         return settled
@@ -185,7 +185,7 @@ class Offer:
 
     def apply(self, index: int, scale: float) -> "Future[None]":
         """Done when the training thread has added the correction, or never will."""
-        added: Future[None] = Future()
+        added = _to_be_answered()
         sent = self._thread.do(self.round, lambda: self._apply(index, scale, added))
         sent.add_done_callback(lambda sent: _settle(sent, added))
         return added
@@ -275,15 +275,17 @@ class Offer:
             self._u[start:end] -= kept.applied(self._u.device)
 
 
-def _answer(settled: "Future[None]") -> None:
-    if settled.set_running_or_notify_cancel():
-        settled.set_result(None)
+def _to_be_answered() -> "Future[None]":
+    """By a thread that works on, also where who waits for it is cancelled: so this future cannot be."""
+    answer: Future[None] = Future()
+    answer.set_running_or_notify_cancel()
+    return answer
 
 
 def _settle(sent: "Future[None]", added: "Future[None]") -> None:
     """A correction that did not get to the training thread will not be added."""
     error = None if sent.cancelled() else sent.exception()
     if error or sent.cancelled():
-        _answer(added)
+        added.set_result(None)
     if error and not isinstance(error, NonFinite):
         log.error("an offer is worked on no further, by a fault of this node", exc_info=error)

@@ -83,6 +83,9 @@ async def test_a_step_that_lasts_holds_the_swap_and_not_the_memory(leads: bool) 
         async with asyncio.timeout(DEADLINE_S):
             while backlog.bytes < bound:  # noqa: ASYNC110 (another thread's doing)
                 await asyncio.sleep(0.01)
+            another = asyncio.create_task(backlog.room(1))
+            await asyncio.sleep(0)
+            another.cancel()  # as a swap whose partner hangs up now: the thread adds what was handed over all the same
             for _ in range(20):
                 await asyncio.sleep(0.01)
                 assert backlog.bytes == bound and not swapping.done(), "full, and it stays so"
