@@ -9,7 +9,8 @@ no drain, no weights kept, and one input in memory for each micro-batch under wa
 - A gradient is a sum over tokens, divided by their number before the step. What a token is, each stage counts itself.
 - A stage does not know the norm of the whole gradient. It clips its own by the run's bound over the root of the number
   of stages, as if all had the same.
-- What is sent to a stage may be larger than what fits here: it goes through in parts, each computed forward once more.
+- What is sent to a stage may be larger than what fits here: it goes through in parts, each computed forward once more
+  where there is a gradient.
 - What comes in lies in one queue of letters (stages/letters.py).
 - To evaluate takes the stages before: the first one sends its held-out data along, and every other keeps what came
   last, and measures with that.
@@ -23,7 +24,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -350,19 +351,17 @@ class StagePasses(Gradients):
         if not self._at.last:
             self._forward(inputs, asked.targets, asked, time.monotonic() + PASSED_ON * (asked.until - time.monotonic()))
         elif asked.evaluates:
-            with self.evaluating():
-                loss = self._part.loss(self._module, inputs, self._there(asked.targets))
-            asked.answer.set_result(Answer(float(loss), None))
+            asked.answer.set_result(Answer(self._held_out_loss(inputs, asked.targets), None))
         else:
             inputs.requires_grad_()
-            loss = torch.stack(self._in_parts(self._part.loss, inputs, self._there(asked.targets))).sum()
+            loss = self._loss_in_parts(inputs, asked.targets)
             self._finish_backward(loss, None, inputs, asked.targets, float(loss.detach()), asked)
 
     def _forward(self, inputs: Tensor, targets: Tensor, asked: Asked | None, until: float) -> None:
         """To the next stage."""
         evaluates = asked is not None and asked.evaluates
-        with self.evaluating() if evaluates else self._without_graph():
-            activations = self._part.forward(self._module, inputs).float()
+        with self.evaluating() if evaluates else torch.no_grad():
+            activations = self._activations(inputs)
         if self._is_strange(float(activations.sum()), targets):
             self._lose(asked)
             return
@@ -370,11 +369,6 @@ class StagePasses(Gradients):
         self._under_way[self._tickets] = _UnderWay(inputs, targets, asked, until)
         tries = asked is not None and asked.tries
         self._stage.link.send(Sent(self._tickets, activations, targets, evaluates, until, asked, tries))
-
-    @contextmanager
-    def _without_graph(self) -> Iterator[None]:
-        with torch.no_grad(), self._precision():
-            yield
 
     def _back(self, under_way: _UnderWay, answer: Answer) -> None:
         """The gradient at the activations has come."""
@@ -397,9 +391,16 @@ class StagePasses(Gradients):
         inputs = under_way.inputs
         if not self._at.first:
             inputs = inputs.detach().requires_grad_()
-        activations = torch.cat(self._in_parts(self._part.forward, inputs))
-        gradient = (gradient * factor).to(activations.dtype)
-        self._finish_backward(activations, gradient, inputs, under_way.targets, answer.loss, asked)
+        self._finish_backward(
+            self._activations(inputs), gradient * factor, inputs, under_way.targets, answer.loss, asked
+        )
+
+    def _activations(self, inputs: Tensor) -> Tensor:
+        return torch.cat(self._in_parts(self._part.forward, inputs)).float()
+
+    def _loss_in_parts(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Of the last stage."""
+        return torch.stack(self._in_parts(self._part.loss, inputs, self._there(targets))).sum()
 
     def _in_parts(self, compute: Callable[..., Tensor], *given: Tensor) -> list[Tensor]:
         """With what the backward pass needs, of one part at a time where there are several."""
@@ -496,10 +497,13 @@ class StagePasses(Gradients):
     def _measure(self, measured: Collection[tuple[Tensor, Tensor]], tries: bool) -> float:
         tokens = sum(targets.numel() for _, targets in measured)
         if self._at.last:
-            with self.evaluating():
-                losses = [float(self._part.loss(self._module, *map(self._there, each))) for each in measured]
-            return sum(losses) / tokens
+            return sum(self._held_out_loss(self._there(inputs), targets) for inputs, targets in measured) / tokens
         return self._measured_elsewhere(measured, tries) / tokens
+
+    def _held_out_loss(self, inputs: Tensor, targets: Tensor) -> float:
+        """Of the last stage."""
+        with self.evaluating():
+            return float(self._loss_in_parts(inputs, targets))
 
     def _measured_elsewhere(self, measured: Collection[tuple[Tensor, Tensor]], tries: bool) -> float:
         """The sum of their losses, as the next stage finds them. Raises NotMeasured."""
@@ -524,7 +528,7 @@ class StagePasses(Gradients):
 
     def _send_to_measure(self, inputs: Tensor, targets: Tensor, until: float, tries: bool) -> int:
         with self.evaluating():
-            activations = self._part.forward(self._module, self._there(inputs)).float()
+            activations = self._activations(self._there(inputs))
         self._tickets += 1
         self._stage.link.send(Sent(self._tickets, activations, targets, True, until, tries=tries))
         return self._tickets

@@ -287,6 +287,19 @@ def test_a_stage_ends_with_the_phase_under_way_when_nothing_comes_any_more() -> 
     assert any(isinstance(message, PhaseEnded) for message in found)
 
 
+def test_held_out_data_that_are_larger_than_what_fits_go_through_in_parts() -> None:
+    """As large as a step, where a large vocabulary's numbers fit for one example only."""
+    first, last = chain(staged_run(2))
+    sizes: list[int] = []
+    for node in (first, last):
+        node.task._passes._micro.size = 1
+        node.replica.module.base_model.register_forward_hook(
+            lambda _module, _given, found: sizes.append(len(found.last_hidden_state))
+        )
+    theirs, own = served(last, first.replica.evaluate), last.replica.evaluate()
+    assert set(sizes) == {1} and own == pytest.approx(theirs, abs=1e-6)
+
+
 def test_one_callers_held_out_data_do_not_decide_what_a_stage_measures() -> None:
     """Three callers, of which one sends targets that are wrong."""
     run = staged_run(2)
