@@ -1,8 +1,8 @@
 """How many micro-batches of others may be here at once, and how much memory they may take.
 
 A micro-batch has a place once its data are whole, and takes memory as they come: who only announces some keeps nobody
-out. Who has MOST_OF_CALLER of them here, or finds no place, is refused as busy. One that its caller gave up counts
-until nothing is done for it any more.
+out. Its answer has no place, and takes memory until its caller has read it. Who has MOST_OF_CALLER of them here, or
+finds no place, is refused as busy. One that its caller gave up counts until nothing is done for it any more.
 """
 
 from collections import Counter
@@ -42,9 +42,7 @@ class Held:
         try:
             yield call
         finally:
-            self.calls -= Counter([caller])
-            self.callers -= Counter([caller] * call.whole)
-            self.bytes -= Counter({caller: call.bytes})
+            call.leave(0)
 
 
 @dataclass(slots=True)
@@ -53,6 +51,7 @@ class HeldCall:
     caller: str
     bytes: int = 0
     whole: bool = False
+    answered: bool = False
 
     def take(self, size_bytes: int) -> None:
         """So many more. Raises PeerRefused."""
@@ -69,3 +68,10 @@ class HeldCall:
             raise PeerRefused(wire.Code.BUSY.reason)
         self.whole = True
         self.held.callers[self.caller] += 1
+
+    def leave(self, size_bytes: int) -> None:
+        """So many are left here, of its answer."""
+        self.held.calls -= Counter([self.caller] * (not self.answered))
+        self.held.callers -= Counter([self.caller] * self.whole)
+        self.held.bytes -= Counter({self.caller: self.bytes - size_bytes})
+        self.bytes, self.whole, self.answered = size_bytes, False, True

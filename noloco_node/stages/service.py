@@ -238,6 +238,7 @@ class StageService(StageServicer):
             if micro.asked in self._given_up:
                 return
             payload = await asyncio.to_thread(self._coded, micro)
+            micro = replace(micro, activations=micro.activations.new_empty(0))  # only the payload is needed now
             async with asyncio.timeout(max(0.0, micro.until - time.monotonic())):
                 answer = await (self._measured(micro, payload) if micro.evaluates else self._learned(micro, payload))
         except TimeoutError:
@@ -449,7 +450,7 @@ class StageService(StageServicer):
     ) -> AsyncIterator[pb.StageFrame]:
         peer = self._channels.caller(context)
         try:
-            loss, payload = await self._answer(peer, aiter(request_iterator))
+            loss, payload, memory = await self._answer(peer, aiter(request_iterator))
         except PeerRefused as no:
             self.totals.refused += 1
             with taken():
@@ -460,11 +461,12 @@ class StageService(StageServicer):
                 yield wire.encode(wire.Refusal(wire.Code.BUSY))
         else:
             self.totals.answered += 1
-            with taken():  # all of it: the caller's own deadline is sooner
+            with memory, taken():  # all of it: the caller's own deadline is sooner
                 async for frame in self._frames(wire.Passed(loss, self._held.free), payload):
                     yield frame
 
-    async def _answer(self, peer: str, frames: AsyncIterator[pb.StageFrame]) -> tuple[float, bytes]:
+    async def _answer(self, peer: str, frames: AsyncIterator[pb.StageFrame]) -> tuple[float, bytes, ExitStack]:
+        """Loss, gradient, and what is to be closed once its memory is free."""
         async with asyncio.timeout(FIRST_S):
             asked = await _next(frames)
         if not isinstance(asked, wire.MicroBatch):
@@ -489,13 +491,15 @@ class StageService(StageServicer):
                     raise
                 call.arrive()
                 letter = await asyncio.to_thread(self._letter, task, asked, data, targets, until, peer)
+                del data  # it may wait for long
                 answer = await self._computed(letter, place)
-            if answer.gradient is None:
-                return answer.loss, b""
             try:
-                return answer.loss, await asyncio.to_thread(self._codec.encode, answer.gradient)
+                gradient = answer.gradient
+                payload = b"" if gradient is None else await asyncio.to_thread(self._codec.encode, gradient)
             except NonFinite as error:
                 raise LostMicroBatch(str(error)) from None
+            call.leave(len(payload))
+            return answer.loss, payload, place.pop_all()
 
     async def _computed(self, letter: Asked, place: ExitStack) -> Answer:
         self.letters.put(letter)

@@ -5,6 +5,7 @@ import queue
 import random
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -379,6 +380,33 @@ async def test_who_only_announces_micro_batches_keeps_nobody_out(trio: Trio) -> 
     asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
     assert isinstance(await trio.first.letter(), Answered)
     await comes(lambda: not held.calls and not held.callers and not held.bytes)
+
+
+async def test_an_answer_takes_memory_until_its_caller_has_read_it_and_no_place(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who reads none could have any number of them here."""
+    await trio.start("one")
+    service, reads = trio.one.service, asyncio.Event()
+    monkeypatch.setattr(service._pace, "sending", lambda _size: reads.wait())
+    trio.first.sends()
+    asked = await trio.one.letter()
+    assert isinstance(asked, Asked)
+    held = service._held
+    assert held.bytes == {"first": SIZE + len(GOOD)}
+    asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+    await comes(lambda: service.totals.answered == 1)
+    assert held.bytes == {"first": SIZE} and not held.calls and not held.callers
+    reads.set()
+    assert isinstance(await trio.first.letter(), Answered)
+    await comes(lambda: not held.bytes)
+
+
+async def test_of_what_is_under_way_only_the_bytes_are_kept(trio: Trio) -> None:
+    await trio.start("one")
+    activations = weakref.ref(trio.first.sends().activations)
+    assert isinstance(await trio.one.letter(), Asked)
+    assert activations() is None, "they may be in the memory of a GPU"
 
 
 async def test_whose_data_do_not_come_is_refused_for_a_while(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
