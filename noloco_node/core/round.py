@@ -165,8 +165,10 @@ class _Offer:
     lag: int = 0
     """Boundaries that came during its swap."""
     reason: str | None = None
-    """Why the round would be solo if it ended now; None: nobody was called."""
+    """What became of the last call; None: nobody was called."""
     failed_with: str | None = None
+    broke: str | None = None
+    """Why that swap did: no later call's answer takes its place, as whoever is told of the round knows one partner."""
     applied: int = 0
     one_sided: int = 0
     """Of swaps that failed."""
@@ -374,7 +376,7 @@ class Round:
         elif not ours:
             self.partners.ledger.failed(swap.peer, held_s, now, self._phase_s)
         too_slow = offer.lag >= MAX_LAG
-        offer.reason, offer.failed_with = TOO_SLOW if too_slow else swap.given_up or event.reason, swap.peer
+        offer.broke, offer.failed_with = TOO_SLOW if too_slow else swap.given_up or event.reason, swap.peer
         offer.calls -= swap.instead and not event.applied
         offer.applied += event.applied
         offer.one_sided += event.one_sided
@@ -545,7 +547,7 @@ class Round:
         """The offer closes; no further partner comes."""
         if offer.swapped_with:
             return CloseOffer(offer.round)
-        reason = reason or offer.reason or self.partners.why_none(self._now)
+        reason = reason or offer.broke or offer.reason or self.partners.why_none(self._now)
         return EndRound(offer.round, reason, offer.failed_with, offer.applied, offer.one_sided)
 
     def _wants(self, peer: str, now: float) -> bool:
