@@ -5,8 +5,8 @@ the training thread's. The rules:
 
 - At most WINDOW fragments are under way beyond the last one that was applied, in each direction. Applied means handed
   to the training thread, which adds a correction between two of its steps: behind a long step corrections wait, of all
-  swaps together no more than BACKLOG_BYTES. Then nothing more is read until some were added. Both bounds together bound
-  memory.
+  swaps together no more than BACKLOG_BYTES. Then nothing more is read until some were added, but for a swap's last
+  fragment. Both bounds together bound memory.
 - What opens a fragment is small with lattice codes, and goes before codes that wait: the partner needs it for its own.
 - Only a whole fragment or an acknowledgement is progress. A partner that makes none is given up after the time that its
   fragment takes on the slowest link that it may set itself and has to share, and never before `stall_s` of
@@ -156,7 +156,8 @@ class Swap:
             may_lead = self.applied in self._whole and self.applied in self._acked
             if not may_lead:  # else first our word, for which the partner waits
                 await self._open_ahead()
-            await self._backlog.room(self._vectors.correction_bytes)  # each pass has one more added at most
+            if self.applied + 1 < len(self._order):  # the last one's leader waits for Done, and for less than a step
+                await self._backlog.room(self._vectors.correction_bytes)  # each pass has one more added at most
             if may_lead:
                 self._lead()
                 continue

@@ -265,8 +265,26 @@ async def test_behind_a_long_step_corrections_wait_within_their_bound(fits: int,
     one, other, *faults = meeting.result()
     assert faults == [None, None] and one.one_sided == other.one_sided == 0
     assert behind.applied == quick.applied == fragments.order(23, EXCHANGE)
-    assert max(ended_steps) == fits, "as many as may, and no more"
-    assert len(ended_steps) - ended_steps.count(0) == -(-23 // fits)
+    *full, last = [waited for waited in ended_steps if waited]
+    assert set(full) == {fits}, "as many as may, and no more"
+    assert sum(full) + last == 23 and last <= fits + 1, "a swap's last fragment waits for none"
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_the_last_fragment_does_not_wait_for_a_long_step(leads: bool) -> None:
+    """Its leader waits for Done for less time, and hangs up."""
+
+    async def main() -> list[Any]:
+        behind, quick = Behind("a", 7), Words("b", 7)
+        meeting = asyncio.create_task(meet(*((behind, quick) if leads else (quick, behind)), backlog_bytes=250))
+        while not meeting.done():
+            await asyncio.sleep(2 * DONE_S)
+            behind.end_step()
+        assert len(behind.applied) == 7
+        return meeting.result()
+
+    one, other, *faults = run_virtual(main())
+    assert faults == [None, None] and one.one_sided == other.one_sided == 0
 
 
 @pytest.mark.parametrize("leads", [True, False])
