@@ -41,9 +41,10 @@ class Routes:
         return self._random.choices(some, [weights[peer] for peer in some])[0] if some else None
 
     def fixed(self, rank: int, now: float, count: int = 1) -> list[str]:
-        """The same each time, as long as these peers answer. `rank`: of this node among those of its stage, so that
-        their routes lead to as many peers as there are: each of these needs held-out data to measure with."""
-        some = sorted(peer for peer, each in self._peers.items() if each.again_at <= now)
+        """The same each time, as long as these peers answer, be it that they have no place now: with fewer than three a
+        liar would be believed. `rank`: of this node among those of its stage, so that their routes lead to as many
+        peers as there are: each of these needs held-out data to measure with."""
+        some = sorted(peer for peer, each in self._peers.items() if each.again_at <= now or not each.failures)
         start = rank % max(1, len(some))
         return (some[start:] + some[:start])[:count]
 

@@ -65,6 +65,9 @@ COMPARED, LEAST_COMPARED = 1 / 16, 3
 told which one is wrong. Each costs the next stage the work of one more."""
 NEARLY = 0.1
 """Of two held-out losses that are so close the mean counts where no third one comes."""
+REFUSED_SHARE = 1 / 4
+"""Of its time: for so long a peer that refuses held-out data is asked again. Then the others' word has to do, with time
+left for the rest of the evaluation."""
 LOOK_S = 0.2
 """How often a peer is looked for, where none has a place."""
 CPU = torch.device("cpu")
@@ -362,7 +365,9 @@ class StageService(StageServicer):
 
     async def _measure(self, peer: str, micro: Sent, payload: bytes, losses: dict[str, float]) -> None:
         """Put what this peer says into `losses`, if it answers in time."""
-        while time.monotonic() < micro.until and self._may_send():
+        now = time.monotonic()
+        until = now + REFUSED_SHARE * (micro.until - now)
+        while time.monotonic() < until and self._may_send():
             try:
                 losses[peer] = (await self._try_peer(peer, micro, payload)).loss
             except PeerRefused:

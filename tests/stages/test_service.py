@@ -630,16 +630,33 @@ async def test_a_held_out_loss_is_the_middle_of_three_whatever_one_says(quartet:
         await asyncio.gather(*answering, return_exceptions=True)
 
 
-async def test_one_that_is_silent_does_not_stop_an_evaluation(
-    quartet: Quartet, monkeypatch: pytest.MonkeyPatch
+async def test_who_lies_is_not_believed_while_another_one_is_busy(quartet: Quartet) -> None:
+    await quartet.start()
+    says = {quartet.one: 2.0, quartet.two: 2.06, quartet.three: 1e9}
+    answering = [asyncio.create_task(answer_held_out(node, loss)) for node, loss in says.items()]
+    try:
+        quartet.first.service._routes.full("one", asyncio.get_running_loop().time())
+        quartet.first.sends(evaluates=True)
+        came = await quartet.first.letter()
+        assert isinstance(came, Answered) and 1.9 <= came.answer.loss <= 2.1
+    finally:
+        for task in answering:
+            task.cancel()
+        await asyncio.gather(*answering, return_exceptions=True)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_one_that_is_silent_or_refuses_does_not_stop_an_evaluation(
+    quartet: Quartet, monkeypatch: pytest.MonkeyPatch, refuses: bool
 ) -> None:
     await quartet.start()
     monkeypatch.setattr(quartet.first.service, "_patience_s", lambda peer, now: 0.2 if peer == "three" else 60.0)
+    quartet.three.service._works = lambda: not refuses
     answering = [
         asyncio.create_task(answer_held_out(node, loss)) for node, loss in ((quartet.one, 2.0), (quartet.two, 2.06))
     ]
     try:
-        quartet.first.sends(evaluates=True)
+        quartet.first.sends(within_s=10.0, evaluates=True)
         came = await quartet.first.letter()
         assert isinstance(came, Answered) and came.answer.loss == pytest.approx(2.03)
     finally:
