@@ -94,11 +94,6 @@ class Partners:
         """Whether it is a candidate, or was a partner."""
         return peer in self.candidates or self.standing(peer, now).committed > 0
 
-    @property
-    def known(self) -> tuple[str, ...]:
-        """Peers that have a standing."""
-        return self.ledger.peers
-
     def refusals(self, peer: str) -> tuple[bool, int]:
         """The less, the sooner it is called again for an offer that found nobody: strangers come last."""
         return peer not in self._met, self.backoffs.since_swap(peer)

@@ -204,11 +204,12 @@ class Round:
         self._closed: str | None = None
         """Why there are no offers and no calls: LEAVING, or the reason in Pausing."""
         self._now = 0.0
-        self._log: deque[tuple[float, Event]] = deque(maxlen=LOGGED_EVENTS)
+        self.log: deque[tuple[float, Event]] = deque(maxlen=LOGGED_EVENTS)
+        """The latest events, each with its time."""
 
     def handle(self, event: Event, now: float) -> list[Action]:
         self._now = now
-        self._log.append((now, event))
+        self.log.append((now, event))
         offered = self._offer
         actions = self._react(event, now)
         self.partners.look(now)
@@ -231,11 +232,6 @@ class Round:
     def stall_s(self) -> float:
         """How long a partner may make no progress in a swap."""
         return max(MIN_STALL_S, STALL_SHARE * self._phase_s)
-
-    @property
-    def log(self) -> tuple[tuple[float, Event], ...]:
-        """The latest events, each with its time."""
-        return tuple(self._log)
 
     def wake_at(self) -> float | None:
         """When a Tick is wanted, or None: only another event can change anything."""

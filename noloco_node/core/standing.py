@@ -249,14 +249,10 @@ class Shares:
 
     def over_for(self, peer: str, place: str) -> float:
         """For how many phases it has had its share; 0: it may have another one now."""
-        own, of_place = self._debts(peer, place)
+        own = self._of_peers[peer].debt if peer in self._of_peers else 0.0
+        of_place = self._of_places.get(place, 0.0) if self._places(place) > 1 else 0.0
         spare = BURST - 1
         return max(0.0, (own - spare) / self._rate(place), (of_place - spare) / self._place_rate(place))
-
-    def _debts(self, peer: str, place: str) -> tuple[float, float]:
-        """Its own and its place's, which counts where there are others."""
-        own = self._of_peers[peer].debt if peer in self._of_peers else 0.0
-        return own, self._of_places.get(place, 0.0) if self._places(place) > 1 else 0.0
 
     def _places(self, place: str) -> int:
         return len(self._sizes) + (place not in self._sizes)

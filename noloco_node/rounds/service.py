@@ -191,7 +191,7 @@ class RoundService:
 
     def standings(self) -> Mapping[str, Standing]:
         """Of all peers of which this node has seen something itself."""
-        return {peer: self.standing(peer) for peer in self._machine.partners.known}
+        return {peer: self.standing(peer) for peer in self._machine.partners.ledger.peers}
 
     def judged(self, exchange: bytes, verdict: Verdict, loss_with: float, loss_without: float) -> None:
         """What the corrections of this exchange did to the model."""

@@ -63,8 +63,6 @@ class Vectors(Protocol):
     correction never comes here."""
 
     @property
-    def round(self) -> int: ...
-    @property
     def fragments(self) -> int: ...
     @property
     def correction_bytes(self) -> int:

@@ -23,7 +23,7 @@ import math
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -479,14 +479,11 @@ class StagePasses(Gradients):
         most = len(self._part.held_out()[0])
         self._kept.keep(asked.caller, (asked.activations, asked.targets), len(asked.targets), most)
 
-    def _held_out(self) -> Iterator[tuple[Tensor, Tensor]]:
-        parts = (torch.split(each, self.examples) for each in self._part.held_out())
-        yield from map(self._part.split, zip(*parts, strict=True))
-
     def evaluate(self, tries: bool = False) -> float:
         """Of what came from the stage before, the middle of what each caller's held-out data say."""
         try:
-            each = [list(self._held_out())] if self._at.first else self._kept.of_each()
+            own = split(self._part.held_out(), self.examples)
+            each = [[*map(self._part.split, own)]] if self._at.first else self._kept.of_each()
             found = [self._measure(measured, tries) for measured in each]
         except torch.OutOfMemoryError:
             raise NotMeasured("there is no memory for it now") from None
@@ -546,11 +543,8 @@ class StagePasses(Gradients):
             inputs = self._there(inputs)
             if not self._at.first:
                 inputs.requires_grad_()
-            with self._precision():
-                if self._at.last:
-                    self._part.loss(self._module, inputs, self._there(targets)).backward()  # type: ignore[no-untyped-call]
-                else:
-                    self._part.forward(self._module, inputs).sum().backward()  # type: ignore[no-untyped-call]
+            found = self._loss_in_parts(inputs, targets) if self._at.last else self._activations(inputs)
+            found.sum().backward()  # type: ignore[no-untyped-call]
         except torch.OutOfMemoryError:
             raise OutOfMemory("one micro-batch does not fit into memory: use a smaller --micro-batch") from None
         self._optimizer.free_gradients()

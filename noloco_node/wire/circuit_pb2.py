@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1enoloco_node/wire/circuit.proto\x12\x0enoloco.circuit\"\xd1\x01\n\nHopMessage\x12-\n\x04type\x18\x01 \x02(\x0e\x32\x1f.noloco.circuit.HopMessage.Type\x12\x30\n\x0breservation\x18\x03 \x01(\x0b\x32\x1b.noloco.circuit.Reservation\x12$\n\x05limit\x18\x04 \x01(\x0b\x32\x15.noloco.circuit.Limit\x12\x0e\n\x06status\x18\x05 \x01(\x05\",\n\x04Type\x12\x0b\n\x07RESERVE\x10\x00\x12\x0b\n\x07\x43ONNECT\x10\x01\x12\n\n\x06STATUS\x10\x02\"\x1d\n\x0bReservation\x12\x0e\n\x06\x65xpire\x18\x01 \x01(\x04\"\'\n\x05Limit\x12\x10\n\x08\x64uration\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x04')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1enoloco_node/wire/circuit.proto\x12\x0enoloco.circuit\"\x9f\x01\n\nHopMessage\x12-\n\x04type\x18\x01 \x02(\x0e\x32\x1f.noloco.circuit.HopMessage.Type\x12$\n\x05limit\x18\x04 \x01(\x0b\x32\x15.noloco.circuit.Limit\x12\x0e\n\x06status\x18\x05 \x01(\x05\",\n\x04Type\x12\x0b\n\x07RESERVE\x10\x00\x12\x0b\n\x07\x43ONNECT\x10\x01\x12\n\n\x06STATUS\x10\x02\"\x15\n\x05Limit\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x04')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'noloco_node.wire.circuit_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HOPMESSAGE']._serialized_start=51
-  _globals['_HOPMESSAGE']._serialized_end=260
-  _globals['_HOPMESSAGE_TYPE']._serialized_start=216
-  _globals['_HOPMESSAGE_TYPE']._serialized_end=260
-  _globals['_RESERVATION']._serialized_start=262
-  _globals['_RESERVATION']._serialized_end=291
-  _globals['_LIMIT']._serialized_start=293
-  _globals['_LIMIT']._serialized_end=332
+  _globals['_HOPMESSAGE']._serialized_end=210
+  _globals['_HOPMESSAGE_TYPE']._serialized_start=166
+  _globals['_HOPMESSAGE_TYPE']._serialized_end=210
+  _globals['_LIMIT']._serialized_start=212
+  _globals['_LIMIT']._serialized_end=233
 # @@protoc_insertion_point(module_scope)

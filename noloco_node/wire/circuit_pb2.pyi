@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HopMessage(_message.Message):
-    __slots__ = ("type", "reservation", "limit", "status")
+    __slots__ = ("type", "limit", "status")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         RESERVE: _ClassVar[HopMessage.Type]
@@ -17,25 +17,15 @@ class HopMessage(_message.Message):
     CONNECT: HopMessage.Type
     STATUS: HopMessage.Type
     TYPE_FIELD_NUMBER: _ClassVar[int]
-    RESERVATION_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     type: HopMessage.Type
-    reservation: Reservation
     limit: Limit
     status: int
-    def __init__(self, type: _Optional[_Union[HopMessage.Type, str]] = ..., reservation: _Optional[_Union[Reservation, _Mapping]] = ..., limit: _Optional[_Union[Limit, _Mapping]] = ..., status: _Optional[int] = ...) -> None: ...
-
-class Reservation(_message.Message):
-    __slots__ = ("expire",)
-    EXPIRE_FIELD_NUMBER: _ClassVar[int]
-    expire: int
-    def __init__(self, expire: _Optional[int] = ...) -> None: ...
+    def __init__(self, type: _Optional[_Union[HopMessage.Type, str]] = ..., limit: _Optional[_Union[Limit, _Mapping]] = ..., status: _Optional[int] = ...) -> None: ...
 
 class Limit(_message.Message):
-    __slots__ = ("duration", "data")
-    DURATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("data",)
     DATA_FIELD_NUMBER: _ClassVar[int]
-    duration: int
     data: int
-    def __init__(self, duration: _Optional[int] = ..., data: _Optional[int] = ...) -> None: ...
+    def __init__(self, data: _Optional[int] = ...) -> None: ...

@@ -1,11 +1,11 @@
-"""The messages between two nodes, as dataclasses: protobuf stays behind this module.
+"""The messages between two nodes, as dataclasses: protobuf stays behind this module, and has fields of the same names.
 
 `decode_*` checks everything before anything is used: a field of the wrong size, a number out of bounds, an empty frame
 raise PeerMisbehaved, whose code says which. Nothing here knows who sent a message or what it will be used for.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 
 from google.protobuf.message import DecodeError
@@ -182,17 +182,7 @@ class StateSample:
 def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
     match frame:
         case Offer():
-            return pb.SwapFrame(
-                offer=pb.Offer(
-                    protocol=frame.protocol,
-                    run_id=frame.run_id,
-                    layout=frame.layout,
-                    exchange_id=frame.exchange_id,
-                    fragments=frame.fragments,
-                    patience_s=min(frame.patience_s, MAX_WAIT_S),
-                    admission=frame.admission,
-                )
-            )
+            return pb.SwapFrame(offer=asdict(frame) | {"patience_s": min(frame.patience_s, MAX_WAIT_S)})
         case Accept(admission):
             return pb.SwapFrame(accept=pb.Accept(admission=admission))
         case Refusal():
@@ -258,15 +248,7 @@ def decode(message: pb.SwapFrame) -> Frame:  # noqa: PLR0911 - one for each kind
 def encode_state(frame: StateFrame) -> pb.StateFrame:
     match frame:
         case StateHeader():
-            return pb.StateFrame(
-                header=pb.StateHeader(
-                    round=frame.round,
-                    total_bytes=frame.total_bytes,
-                    root=frame.root,
-                    digests=frame.digests,
-                    fragment=frame.fragment,
-                )
-            )
+            return pb.StateFrame(header=asdict(frame))
         case StateChunk(data):
             return pb.StateFrame(chunk=pb.StateChunk(data=data))
         case StatePlace(place):
@@ -290,15 +272,7 @@ def decode_state(message: pb.StateFrame) -> StateFrame:
 
 
 def encode_state_request(request: StateRequest) -> pb.StateRequest:
-    return pb.StateRequest(
-        protocol=request.protocol,
-        run_id=request.run_id,
-        layout=request.layout,
-        coding=request.coding.value,
-        root=request.root,
-        fragment=request.fragment,
-        admission=request.admission,
-    )
+    return pb.StateRequest(**asdict(request))
 
 
 def decode_state_request(message: pb.StateRequest) -> StateRequest:
@@ -323,13 +297,7 @@ def decode_progress(message: pb.StateProgress) -> int:
 
 
 def encode_sample_request(request: SampleRequest) -> pb.SampleRequest:
-    return pb.SampleRequest(
-        protocol=request.protocol,
-        run_id=request.run_id,
-        layout=request.layout,
-        blocks=request.blocks,
-        admission=request.admission,
-    )
+    return pb.SampleRequest(**asdict(request))
 
 
 def decode_sample_request(message: pb.SampleRequest) -> SampleRequest:

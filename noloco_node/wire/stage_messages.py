@@ -4,7 +4,7 @@
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from noloco_node.errors import PeerMisbehaved
 from noloco_node.run.schema import MAX_STAGES
@@ -49,22 +49,11 @@ Frame = MicroBatch | Part | Passed | Refusal
 def encode(frame: Frame) -> pb.StageFrame:
     match frame:
         case MicroBatch():
-            return pb.StageFrame(
-                micro_batch=pb.MicroBatch(
-                    protocol=frame.protocol,
-                    run_id=frame.run_id,
-                    stage=frame.stage,
-                    examples=frame.examples,
-                    deadline_s=frame.deadline_s,
-                    evaluates=frame.evaluates,
-                    admission=frame.admission,
-                    tries=frame.tries,
-                )
-            )
+            return pb.StageFrame(micro_batch=asdict(frame))
         case Part(data):
             return pb.StageFrame(part=data)
-        case Passed(loss, free):
-            return pb.StageFrame(passed=pb.Passed(loss=loss, free=free))
+        case Passed():
+            return pb.StageFrame(passed=asdict(frame))
         case Refusal():
             return pb.StageFrame(refusal=messages.encode_refusal(frame))
 

@@ -558,7 +558,7 @@ def test_the_log_holds_the_latest_events_and_replays_them() -> None:
         m.handle(Boundary(k, 10.0), 10.0 * k)
         m.handle(Tick(), 10.0 * k + 5)
     assert len(m.log) == LOGGED_EVENTS
-    assert m.log[-2:] == ((10.0 * k, Boundary(k, 10.0)), (10.0 * k + 5, Tick()))
+    assert [*m.log][-2:] == [(10.0 * k, Boundary(k, 10.0)), (10.0 * k + 5, Tick())]
     again, actions = Round(random.Random(0)), []
     m = machine("b", "c", ids=())
     for k in (1, 2, 3):
