@@ -404,6 +404,8 @@ class RoundService:
             link.send(wire.Refusal(wire.Code[no.reason.upper()], no.retry_in_s))
         except PeerFault as fault:
             self._blame_for_call(peer, fault)
+        except Exception:
+            log.exception("an answer ended by a fault of our own")
         finally:
             link.close()
 

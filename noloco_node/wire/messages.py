@@ -183,22 +183,22 @@ def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
     match frame:
         case Offer():
             return pb.SwapFrame(offer=asdict(frame) | {"patience_s": min(frame.patience_s, MAX_WAIT_S)})
-        case Accept(admission):
-            return pb.SwapFrame(accept=pb.Accept(admission=admission))
+        case Accept():
+            return pb.SwapFrame(accept=asdict(frame))
         case Refusal():
             return pb.SwapFrame(refusal=encode_refusal(frame))
         case Fragment(index, payload):
             return pb.SwapFrame(fragment=pb.Fragment(index=index, payload=bytes(payload)))
-        case Ack(index, scale):
-            return pb.SwapFrame(ack=pb.Ack(index=index, scale=scale))
+        case Ack():
+            return pb.SwapFrame(ack=asdict(frame))
         case Done():
             return pb.SwapFrame(done=pb.Done())
         case Piece(data, more):
-            message = pb.SwapFrame()
+            message = pb.SwapFrame()  # a large one: so protobuf copies it once
             message.piece.data, message.piece.more = data, more
             return message
-        case Alive(round_trip_s):
-            return pb.SwapFrame(alive=pb.Alive(round_trip_s=round_trip_s))
+        case Alive():
+            return pb.SwapFrame(alive=asdict(frame))
 
 
 def to_bytes(frame: Frame) -> bytes:

@@ -116,6 +116,15 @@ def test_a_diverged_swap_is_known_at_both_ends(monkeypatch: pytest.MonkeyPatch, 
         assert not (node.committed or node.solo["hung_up"] or node.solo["silent"]), node.solo
 
 
+def test_a_fault_of_our_own_in_a_swap_is_logged_whoever_called(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Offer, "receive", lambda *_: 1 / 0)
+    run_virtual(VirtualSwarm([10.0, 10.0]).run(3))
+    said = {record.message for record in caplog.records if record.exc_info}
+    assert said == {"a call ended by a fault of our own", "an answer ended by a fault of our own"}
+
+
 def test_a_partner_whose_codec_hangs_is_alive_and_given_up_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     receive = Offer.receive
     hung: list[Future[Any]] = []
