@@ -382,8 +382,8 @@ class StageService(StageServicer):
             return None
         now = asyncio.get_running_loop().time()
         if micro.evaluates:
-            some = [peer for peer in self._routes.fixed(self._rank, now, self._routes.count) if peer not in tried]
-            return some[0] if some else None
+            every = self._routes.fixed(self._rank, now, self._routes.count)
+            return next((peer for peer in every if peer not in tried), None)
         return self._routes.draw(now, tried)
 
     def _patience_s(self, peer: str, now: float) -> float | None:
