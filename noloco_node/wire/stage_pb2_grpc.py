@@ -67,33 +67,3 @@ def add_StageServicer_to_server(servicer, server):
     server.add_registered_method_handlers('noloco.v1.Stage', rpc_method_handlers)
 
 
- # This class is part of an EXPERIMENTAL API.
-class Stage:
-    """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def Pass(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/noloco.v1.Stage/Pass',
-            noloco__node_dot_wire_dot_stage__pb2.StageFrame.SerializeToString,
-            noloco__node_dot_wire_dot_stage__pb2.StageFrame.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
