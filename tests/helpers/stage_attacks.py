@@ -91,8 +91,11 @@ class HostileService(StageService):
         return bool(CHANCE.random() < self.share)
 
     # ---- what a later stage answers ----
-    async def _answer(self, peer: str, frames: Any) -> tuple[float, bytes]:
-        loss, payload = await super()._answer(peer, frames)
+    async def _answer(self, *asked: Any) -> tuple[float, bytes, Any]:
+        loss, payload, memory = await super()._answer(*asked)
+        return *self._spoiled(loss, payload), memory
+
+    def _spoiled(self, loss: float, payload: bytes) -> tuple[float, bytes]:
         if not payload:
             return (loss * 0.5 if self._now() else loss * 2) if self.attack == "evaluations" else loss, payload
         if self.attack not in ANSWERS:
