@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from noloco_node.errors import PeerLost
 from noloco_node.transport.base import lenient, taken, taken_to_the_end
 
 REQUEST_S = 40.0
@@ -112,6 +113,8 @@ async def contained(context: Context) -> AsyncIterator[None]:
         raise
     except NotImplementedError:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+    except PeerLost:  # as who hangs up right behind its request: its connection is gone before its call is
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "")
     except Exception as error:  # a bug in a servicer ends one call, not the node
         if _hung_up(error):
             raise

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_http2 import frame
 
+from noloco_node.errors import PeerLost
 from noloco_node.transport import base, interceptor
 from noloco_node.transport.grpc_bridge import open_channel
 from noloco_node.transport.interceptor import Admit, Interceptor
@@ -78,6 +79,18 @@ async def test_of_a_bug_only_a_code_is_sent(kind: type[Exception], caplog: pytes
         assert await asyncio.to_thread(call, address, DEADLINE_S) == grpc.StatusCode.INTERNAL
     ours = [record for record in caplog.records if record.name.startswith("noloco_node")]  # asyncio's are gRPC's own
     assert [record.message for record in ours if record.levelno >= logging.ERROR] == ["a servicer failed"]
+
+
+async def test_a_caller_that_has_gone_is_no_bug(caplog: pytest.LogCaptureFixture) -> None:
+    """Anybody could fill the log with tracebacks: who hangs up right behind its request is not known as a caller any
+    more when the servicer begins."""
+
+    async def fail(request: bytes, context: Any) -> bytes:
+        raise PeerLost("connection_lost")
+
+    async with served(fail) as address:
+        assert await asyncio.to_thread(call, address, DEADLINE_S) == grpc.StatusCode.UNAVAILABLE
+    assert not [record for record in caplog.records if record.name.startswith("noloco_node")]
 
 
 async def test_a_request_that_does_not_come_ends_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
