@@ -19,7 +19,7 @@ from noloco_node.core import outer
 from noloco_node.core.codecs.by_name import codec, rehearse
 from noloco_node.core.codecs.codec import Packed
 from noloco_node.core.gpu import wait
-from noloco_node.core.kernels import BLOCK, Grid, for_device
+from noloco_node.core.kernels import BLOCK, Grid, for_device, reference
 from noloco_node.errors import OutOfMemory
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import background_copy, language, memory_budget
@@ -148,11 +148,11 @@ def test_blocks_that_are_sent_again_wait_for_nothing(gpu: PretendedGpu) -> None:
     kernels, ones, u = for_device("cuda"), torch.ones(9, device="cuda"), torch.ones(9, BLOCK, device="cuda")
     grid, which = Grid(ones, ones / 2, 7), torch.arange(3, device="cuda")
     codes, _ = kernels.encode(u, grid, 4)
-    kernels.steps(u, grid, which)
+    reference.steps(u, grid, which)
     with gpu.watching() as seen:
-        k = kernels.steps(u, grid, which)
-        kernels.unpack(codes, 4)
-        kernels.resolve(u, grid, which, k & 0xFFF, 12, torch.zeros_like(u))
+        k = reference.steps(u, grid, which)
+        reference.unpack(codes, 4)
+        reference.resolve(u, grid, which, k & 0xFFF, 12, torch.zeros_like(u))
     assert not seen.waits and not seen.copies, lines(seen)
 
 

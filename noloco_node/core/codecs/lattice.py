@@ -44,7 +44,7 @@ from torch import Tensor
 from noloco_node.core import gpu
 from noloco_node.core.codecs import lattice_ranges
 from noloco_node.core.codecs.codec import CodecStats, Payload, Received, blocks_of, check_length
-from noloco_node.core.kernels import BLOCK, PHASES, Grid, for_device
+from noloco_node.core.kernels import BLOCK, PHASES, Grid, for_device, reference
 from noloco_node.core.kernels.tables import SPOTS, WEIGHTS
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved
 
@@ -183,7 +183,7 @@ class LatticeConversation:
         check_length(payload, cut + 2 * len(blocks))
         more = np.frombuffer(payload, np.uint8, cut).reshape(-1, BLOCK)
         for some in _groups(len(blocks)):
-            low = self._kernels.unpack(self._on_device(self._their_codes[some]), self._bits)
+            low = reference.unpack(self._on_device(self._their_codes[some]), self._bits)
             more_bits = self._on_device(more[some].astype(np.int32) << self._bits)
             self._resolve(blocks[some], low | more_bits, width)
         still = blocks[_missed(self._their_sums[blocks], width, payload, cut)]
@@ -222,7 +222,7 @@ class LatticeConversation:
         first = 0 if bits == WHOLE else self._bits
         sent = np.empty((len(blocks), bits // 8, BLOCK), np.uint8)
         for some in _groups(len(blocks)):
-            k = self._kernels.steps(self._u, self._grid, self._on_device(blocks[some]))
+            k = reference.steps(self._u, self._grid, self._on_device(blocks[some]))
             planes = [(k >> first + 8 * plane & 0xFF).to(torch.uint8) for plane in range(bits // 8)]
             (sent[some],) = gpu.to_host(torch.stack(planes, 1))
         checks = b"" if bits == WHOLE else _checks(self._sums[blocks], self._bits + bits)
@@ -230,7 +230,7 @@ class LatticeConversation:
 
     def _resolve(self, blocks: lattice_ranges.Places, low: Tensor, width: int) -> None:
         self._seen = None
-        found = self._kernels.resolve(self._u, self._grid, self._on_device(blocks), low, width, self._c)
+        found = reference.resolve(self._u, self._grid, self._on_device(blocks), low, width, self._c)
         self._their_sums[blocks], self._energy[blocks] = gpu.to_host(*found)
 
     def _picked(self, rows: Tensor, where: lattice_ranges.Places) -> Tensor:

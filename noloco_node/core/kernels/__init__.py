@@ -1,8 +1,10 @@
 """Lattice kernels: what runs over every element of a fragment, written three times, bit for bit alike.
 
 `reference` is plain torch, runs anywhere and says what is meant; `cpu` is numba, `cuda` is Triton, both fused, and
-tests hold them to the reference. A vector is cut into blocks of 256, its length a multiple of that. For an element u of
-a block with step s, in fp32, each operation rounded once (no fused multiply-add: it would change bits):
+tests hold them to the reference. What is done with the few blocks that are sent again is in the reference alone: when
+numba compiled that too, a first start took 11 s for it instead of 3. A vector is cut into blocks of 256, its length
+a multiple of that. For an element u of a block with step s, in fp32, each operation rounded once (no fused
+multiply-add: it would change bits):
 
     t = u · (1/s) + dither, clamped to ±(2^22 − 1)         k = t rounded to the nearest whole number, ties to even
     sum of a block = Σ k · w mod 2^32                       code = k mod 2^bits
@@ -60,22 +62,6 @@ class Kernels(Protocol):
 
     def decode(self, mine: Tensor, theirs: Tensor, half_step: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
         """From both sides' codes: (c fp32 (blocks, 256), sums of the partner's k less those of ours, energies Σ d²)"""
-        ...
-
-    def unpack(self, packed: Tensor, bits: int) -> Tensor:
-        """Codes uint8 (blocks, 32 · bits) -> int32 (blocks, 256)"""
-        ...
-
-    # For the few blocks that are sent again, `which` (int64):
-    def steps(self, u: Tensor, grid: Grid, which: Tensor) -> Tensor:
-        """k itself, int32 (which, 256)."""
-        ...
-
-    def resolve(  # noqa: PLR0913, PLR0917
-        self, u: Tensor, grid: Grid, which: Tensor, theirs: Tensor, width: int, c: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """From the lowest `width` ≤ 24 bits of the partner's k, int32 (which, 256), writes these blocks of c; (sums of
-        the partner's k, energies as float64)."""
         ...
 
 

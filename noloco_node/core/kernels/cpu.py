@@ -5,7 +5,7 @@ cores to the training thread, any number of threads may call at once, and a fork
 
 Each loop body that must vectorise runs over slices of known length, with 32-bit types spelled out where numba would
 widen them; packing works on eight codes at a time inside 64-bit words (little-endian, as torch is everywhere today).
-Compiled at the first call, a few seconds, and kept on disk where numba finds a folder that can be written.
+Compiled at the first call, two or three seconds, and kept on disk where numba finds a folder that can be written.
 """
 
 # ruff: noqa: PLR0913, PLR0917 - what one pass reads and writes
@@ -58,7 +58,8 @@ def peaks(u: Tensor) -> Tensor:
 def encode(u: Tensor, grid: "Grid", bits: int) -> tuple[Tensor, Tensor]:
     codes = torch.empty(len(u), 32 * bits, dtype=torch.uint8)
     sums = torch.empty(len(u), dtype=torch.int32)
-    _compiled(_encode)(u.numpy(), *_grid(grid), bits, codes.numpy(), sums.numpy())
+    table = grid.inverse.numpy(), grid.seed, tables.DITHER, _WEIGHTS
+    _compiled(_encode)(u.numpy(), *table, bits, codes.numpy(), sums.numpy())
     return codes, sums
 
 
@@ -69,40 +70,6 @@ def decode(mine: Tensor, theirs: Tensor, half_step: Tensor, bits: int) -> tuple[
         mine.numpy(), theirs.numpy(), half_step.numpy(), _SMALL_WEIGHTS, bits, c.numpy(), sums.numpy(), energy.numpy()
     )
     return c, sums, energy
-
-
-def unpack(packed: Tensor, bits: int) -> Tensor:
-    codes = torch.empty(len(packed), BLOCK, dtype=torch.int32)
-    _compiled(_unpack_all)(packed.numpy(), bits, codes.numpy())
-    return codes
-
-
-def steps(u: Tensor, grid: "Grid", which: Tensor) -> Tensor:
-    k = torch.empty(len(which), BLOCK, dtype=torch.int32)
-    _compiled(_steps)(u.numpy(), *_grid(grid), which.numpy(), k.numpy())
-    return k
-
-
-def resolve(u: Tensor, grid: "Grid", which: Tensor, theirs: Tensor, width: int, c: Tensor) -> tuple[Tensor, Tensor]:
-    sums = torch.empty(len(which), dtype=torch.int32)
-    energy = torch.empty(len(which), dtype=torch.float64)
-    half_step = grid.half_step.numpy()
-    _compiled(_resolve)(
-        u.numpy(),
-        *_grid(grid),
-        half_step,
-        which.numpy(),
-        theirs.numpy(),
-        width,
-        c.numpy(),
-        sums.numpy(),
-        energy.numpy(),
-    )
-    return sums, energy
-
-
-def _grid(grid: "Grid") -> tuple[Any, ...]:
-    return grid.inverse.numpy(), grid.seed, tables.DITHER, _WEIGHTS
 
 
 @cache
@@ -155,52 +122,6 @@ def _decode(mine: Any, theirs: Any, half_step: Any, w: Any, bits: Any, c: Any, s
             squares = np.int32(squares + np.int32(np.int32(d) * np.int32(d)))
             out[j] = np.float32(d) * h
         sums[b], energy[b] = total, squares
-
-
-def _unpack_all(packed: Any, bits: Any, codes: Any) -> None:
-    code, words_in = np.empty(BLOCK, np.uint8), packed.view(np.uint64)
-    words = code.view(np.uint64)
-    for b in range(packed.shape[0]):
-        _unpack(words_in, b, bits, words)
-        codes[b] = code
-
-
-def _steps(u: Any, inverse: Any, seed: Any, table: Any, w: Any, which: Any, k: Any) -> None:
-    for i in range(which.shape[0]):
-        b = which[i]
-        begin = (seed + STRIDE * b) % PHASES
-        for j in range(BLOCK):
-            k[i, j] = _step(u[b, j], inverse[b], table[begin + j])
-
-
-def _resolve(
-    u: Any,
-    inverse: Any,
-    seed: Any,
-    table: Any,
-    w: Any,
-    half_step: Any,
-    which: Any,
-    theirs: Any,
-    width: Any,
-    c: Any,
-    sums: Any,
-    energy: Any,
-) -> None:
-    low, high, span, none = np.int32(-(1 << (width - 1))), np.int32(1 << (width - 1)), np.int32(1 << width), np.int32(0)
-    mask = np.int32((1 << width) - 1)
-    for i in range(which.shape[0]):
-        b, total, squares = which[i], np.uint32(0), 0.0
-        begin = (seed + STRIDE * b) % PHASES
-        for j in range(BLOCK):
-            k = _step(u[b, j], inverse[b], table[begin + j])
-            r = np.int32(theirs[i, j] - np.int32(k & mask))
-            r = np.int32(r + (span if r < low else none))
-            d = np.int32(r - (span if r > high else none))
-            total = np.uint32(total + np.uint32(np.uint32(np.int32(k + d)) * w[j]))
-            squares += float(d) * float(d)
-            c[b, j] = np.float32(d) * half_step[b]
-        sums[i], energy[i] = total, squares
 
 
 @_inlined

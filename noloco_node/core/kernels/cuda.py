@@ -18,14 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 from noloco_node.core.kernels import tables
-from noloco_node.core.kernels.reference import constants, resolve, steps, unpack
+from noloco_node.core.kernels.reference import constants
 from noloco_node.core.kernels.tables import BLOCK
 
 if TYPE_CHECKING:
     from noloco_node.core.kernels import Grid
-
-__all__ = ["NAME", "decode", "encode", "peaks", "resolve", "steps", "unpack"]
-# The last three are the reference's: they work on a few blocks.
 
 NAME = "triton"
 

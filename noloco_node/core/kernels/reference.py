@@ -34,7 +34,9 @@ def decode(mine: Tensor, theirs: Tensor, half_step: Tensor, bits: int) -> tuple[
     return d.float() * half_step[:, None], sums(d), (d * d).sum(1, dtype=torch.int32)
 
 
+# ---- for the few blocks that are sent again, `which` (int64) ----
 def steps(u: Tensor, grid: "Grid", which: Tensor) -> Tensor:
+    """k itself, int32 (which, 256)."""
     begin = (grid.seed + STRIDE * which) % PHASES
     place = begin[:, None] + torch.arange(BLOCK, device=u.device)
     dither = constants(u.device)[0][place]
@@ -45,6 +47,8 @@ def steps(u: Tensor, grid: "Grid", which: Tensor) -> Tensor:
 def resolve(  # noqa: PLR0913, PLR0917
     u: Tensor, grid: "Grid", which: Tensor, theirs: Tensor, width: int, c: Tensor
 ) -> tuple[Tensor, Tensor]:
+    """From the lowest `width` ≤ 24 bits of the partner's k, int32 (which, 256), writes these blocks of c; (sums of the
+    partner's k, energies as float64)."""
     k = steps(u, grid, which)
     d = difference(theirs - (k & (1 << width) - 1), width)
     c[which] = d.float() * grid.half_step[which, None]
@@ -72,6 +76,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
+    """Codes uint8 (blocks, 32 · bits) -> int32 (blocks, 256)."""
     codes = torch.zeros(len(packed), BLOCK, dtype=torch.int32, device=packed.device)
     low = 0
     for width in planes_of(bits):
