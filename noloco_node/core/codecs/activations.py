@@ -14,7 +14,6 @@ Decoded tensors are fp32 and nobody else's: they may be changed, and may require
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,34 +30,17 @@ SMALLEST, LARGEST = 2.0**-100, 2.0**126
 decoded, it might be infinite."""
 
 
-class ActivationCodec(Protocol):
-    """Serves any number of threads: it has no state."""
-
-    @property
-    def name(self) -> str: ...
-
-    def encoded_bytes(self, shape: Sequence[int]) -> int:
-        """Of any values of this shape (..., hidden)."""
-        ...
-
-    def encode(self, values: Tensor) -> bytes:
-        """`values`: floating point, on any device; the calling thread waits for them. Raises NonFinite."""
-        ...
-
-    def decode(self, payload: bytes, shape: Sequence[int], device: torch.device) -> Tensor:
-        """fp32, of this shape, on that device. Raises PeerMisbehaved."""
-        ...
-
-
 class CastActivations:
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         self.name = name
         self._dtype = dtype
 
     def encoded_bytes(self, shape: Sequence[int]) -> int:
+        """Of any values of this shape (..., hidden)."""
         return math.prod(shape) * self._dtype.itemsize
 
     def encode(self, values: Tensor) -> bytes:
+        """`values`: floating point, on any device; the calling thread waits for them. Raises NonFinite."""
         coded = values.detach().to(self._dtype).contiguous()
         if not coded.isfinite().all():
             raise _not_finite()
@@ -66,6 +48,7 @@ class CastActivations:
         return host.tobytes()
 
     def decode(self, payload: bytes, shape: Sequence[int], device: torch.device) -> Tensor:
+        """fp32, of this shape, on that device. Raises PeerMisbehaved."""
         check_length(payload, self.encoded_bytes(shape))
         values = _received(payload, 0, len(payload), device).view(self._dtype).view(*shape).float()
         if not values.isfinite().all():
@@ -107,6 +90,9 @@ class Int8Activations:
     def _scales(shape: Sequence[int]) -> int:
         return math.prod(shape[:-1]) * -(-shape[-1] // GROUP)
 
+
+ActivationCodec = CastActivations | Int8Activations
+"""Serves any number of threads: it has no state."""
 
 CODECS: dict[str, ActivationCodec] = {
     "fp32": CastActivations("fp32", torch.float32),

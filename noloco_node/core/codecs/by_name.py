@@ -1,4 +1,4 @@
-"""Which codec a name like `lattice:4` stands for. A new family of codecs gets a module of its own and a line here."""
+"""Which codec a name like `lattice:4` stands for. A new family of codecs gets a module of its own and a place here."""
 
 from collections.abc import Callable
 
@@ -8,40 +8,23 @@ from noloco_node.core.codecs.cast import Cast
 from noloco_node.core.codecs.codec import BLOCK, Codec, carry
 from noloco_node.core.codecs.int8 import Int8
 
-
-def _without_parameter(make: Callable[[], Codec]) -> Callable[[str], Codec]:
-    def checked(parameter: str) -> Codec:
-        if parameter:
-            raise ValueError(f"takes no parameter, not {parameter!r}")
-        return make()
-
-    return checked
-
-
-def _lattice(parameter: str) -> Codec:
-    from noloco_node.core.codecs.lattice import Lattice  # it brings numba, which takes half a second to import
-
-    return Lattice.parse(parameter)
-
-
-FAMILIES: dict[str, Callable[[str], Codec]] = {
-    "bf16": _without_parameter(lambda: Cast("bf16", torch.bfloat16)),
-    "fp32": _without_parameter(lambda: Cast("fp32", torch.float32)),
-    "int8": _without_parameter(Int8),
-    "lattice": _lattice,
+PLAIN: dict[str, Callable[[], Codec]] = {
+    "bf16": lambda: Cast("bf16", torch.bfloat16),
+    "fp32": lambda: Cast("fp32", torch.float32),
+    "int8": Int8,
 }
-"""The part of a codec's name before the colon -> a function that makes one from the part after it, or from ""."""
 
 
 def codec(name: str) -> Codec:
     """A new codec object, for one node. ValueError names what is allowed."""
-    family, _, parameter = name.partition(":")
-    if family not in FAMILIES:
-        raise ValueError(f"no codec is called {name!r}: there are {', '.join(FAMILIES)}")
-    try:
-        return FAMILIES[family](parameter)
-    except ValueError as error:
-        raise ValueError(f"codec {name!r}: {family} {error}") from None
+    family, _, bits = name.partition(":")
+    if family == "lattice":
+        from noloco_node.core.codecs.lattice import Lattice  # it brings numba, which takes half a second to import
+
+        return Lattice.parse(bits)
+    if name not in PLAIN:
+        raise ValueError(f"no codec is called {name!r}: there are lattice, {', '.join(PLAIN)}")
+    return PLAIN[name]()
 
 
 def rehearse(name: str, device: torch.device) -> None:

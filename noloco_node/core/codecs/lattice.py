@@ -70,7 +70,7 @@ AT_ONCE = 256
 class Lattice:
     def __init__(self, bits: int = 4) -> None:
         if not BITS[0] <= bits <= BITS[1]:
-            raise ValueError(f"takes {BITS[0]} to {BITS[1]} bits, not {bits}")
+            raise ValueError(f"the codec lattice takes {BITS[0]} to {BITS[1]} bits, not {bits}")
         self.name = f"lattice:{bits}"
         self.bits = bits
         self._memories: dict[int, lattice_ranges.RangeMemory] = {}
@@ -79,7 +79,7 @@ class Lattice:
     def parse(cls, parameter: str) -> "Lattice":
         """Made from the part after the colon of `lattice:4`."""
         if parameter and not parameter.isdecimal():
-            raise ValueError(f"takes {BITS[0]} to {BITS[1]} bits, not {parameter!r}")
+            raise ValueError(f"the codec lattice takes {BITS[0]} to {BITS[1]} bits, not {parameter!r}")
         return cls(int(parameter or 4))
 
     def converse(self, u: Tensor, index: int, exchange_id: bytes, moved: Tensor | None = None) -> "LatticeConversation":
