@@ -329,7 +329,7 @@ class TrainingThread:
                     judged = self._verdict(replica, swap)
                 if judged is None or judged.verdict.harmful:
                     replica.slow.take_back()
-            except (ShortOfMemory, torch.OutOfMemoryError):
+            except (OutOfMemory, torch.OutOfMemoryError):  # on a CPU, too: of the copy of the weights
                 if over:
                     self._unjudged = swap
                 return

@@ -1027,14 +1027,15 @@ def test_the_verdict_goes_to_the_offer_that_was_swapped_though_a_later_one_is_op
         answer(settled)
 
 
-def test_a_swap_that_there_was_no_memory_to_judge_is_judged_before_the_next_one() -> None:
+@pytest.mark.parametrize("kind", [ShortOfMemory, OutOfMemory])
+def test_a_swap_that_there_was_no_memory_to_judge_is_judged_before_the_next_one(kind: type[OutOfMemory]) -> None:
     replica = small_replica(run=small_run(steps=300))
     losses, at, go_on, fetch = replica.losses, threading.Event(), threading.Event(), replica.fetch
     short = [True]
 
     def measured(*, own: bool = True) -> Losses:
         if short.pop() if short else False:
-            raise ShortOfMemory("for a moment")
+            raise kind("for a moment")
         return losses(own=own)
 
     def held() -> None:
