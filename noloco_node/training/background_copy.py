@@ -265,9 +265,9 @@ class Copies:
                 self._buffers.put(_Buffer(self._device))
             self._has_buffers = True
         copy = _Copy(parts, answer, gpu.record(self._device, sleeps=True))
-        self._under_way = [*(other for other in self._under_way if other.pieces), copy]
         others = [partial(copy.read_all, self._read)] * (BUFFERS - 1 if self._has_buffers else 0)
         copy.threads = [self._start(work) for work in (partial(self._finish, copy, answer, result), *others)]
+        self._under_way = [*(other for other in self._under_way if other.pieces), copy]
         return answer
 
     def under_way(self, *parts: str) -> "Future[Any] | None":

@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -320,3 +321,19 @@ def test_the_asker_alone_holds_what_was_copied() -> None:
         thread.join(DEADLINE_S)
     del into
     assert gone() is None
+
+
+def test_a_copy_for_which_there_is_no_thread_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine short of memory has none at times: each checkpoint in vain would keep 20 bytes a parameter."""
+
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    copies, phi, into = Copies(CPU), torch.ones(10), torch.empty(10)
+    gone = weakref.ref(into)
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+        patched.setattr(threading.Thread, "start", full)
+        copies.begin({"all": [Pair(phi, into)]}, None)
+    del into
+    assert gone() is None
+    assert begun(copies, phi).result(DEADLINE_S)[0].equal(phi)
