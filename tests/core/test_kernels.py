@@ -55,7 +55,15 @@ def check(kernels: Kernels, device: str, pair: tuple[Tensor, Tensor], on: Grid, 
     assert equal(
         kernels.decode(told[0][0], told[1][0], there.half_step, bits), reference.decode(*codes, on.half_step, bits)
     )
-    assert equal((reference.unpack(told[0][0], bits),), (reference.unpack(codes[0], bits),))
+
+
+def check_what_is_sent_again(device: str, pair: tuple[Tensor, Tensor], on: Grid, bits: int) -> None:
+    """By plain torch operations, which give the same on every device."""
+    u, v = pair
+    here = [x.to(device) for x in (u, v)]
+    there = Grid(on.inverse.to(device), on.half_step.to(device), on.seed)
+    codes, _ = reference.encode(u, on, bits)
+    assert equal((reference.unpack(codes.to(device), bits),), (reference.unpack(codes, bits),))
     which = torch.arange(0, len(u), 2)
     k = reference.steps(v, on, which)
     assert equal((reference.steps(here[1], there, which.to(device)),), (k,))
@@ -95,6 +103,7 @@ def test_triton_equals_the_reference(bits: int) -> None:
     for kind, blocks in itertools.product(KINDS, (0, 1, 9, 1000)):
         u, v = rows(kind, blocks, blocks), rows("normal", blocks, blocks + 1)
         check(kernels, "cuda", (u, v), grid(blocks, bits, -14), bits)
+        check_what_is_sent_again("cuda", (u, v), grid(blocks, bits, -14), bits)
 
 
 def test_what_fits_a_device_best_is_chosen() -> None:
