@@ -63,7 +63,7 @@ FEW = 32
 CALM, NEAR = 8, 3
 """A block is repaired only where its differences are below 1/√8 of the range, as a root mean square, and the element
 that is out of range lies beyond it by 3/8 of it at most: else the checksum fits one element by chance."""
-AT_ONCE = 256
+AT_ONCE = 128
 """Size of the groups in which missed blocks are worked on: temporaries stay within a few hundred KiB."""
 
 
