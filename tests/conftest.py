@@ -1,6 +1,6 @@
 """Set before grpc or torch is imported anywhere: quiet and fork-safe gRPC, one torch thread a process, Ctrl-C heard.
 
-The whole suite runs in three processes (pytest-xdist), of which two mostly wait for real nodes. Tests that are named on
+The whole suite runs in four processes (pytest-xdist), of which two mostly wait for real nodes. Tests that are named on
 the command line run in pytest's own process, which shows what they print; so do all of them with `--slow`.
 Tests marked `slow` take more than two hours together on two cores; without `--slow` each says that it was skipped.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from real_nodes import RealNodes
 
 ROOT = Path(__file__).parents[1]
-WORKERS = 3
+WORKERS = 4
 REAL_NODES = ["tests/node/", "tests/system/"]
 WAITING = [f"tests/node/test_{name}.py" for name in ("three_nodes", "blocking_overlap", "leaving", "top_real_node")]
 """One worker has these tests of real nodes, and another has the others, so that few nodes run at the same time."""
