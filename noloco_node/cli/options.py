@@ -381,5 +381,5 @@ def swarm(parser: argparse.ArgumentParser) -> None:
     option(parser, "--rounds N", "rounds of each node (default: 16, or the manifest's)")
     option(parser, "--run run.toml", "what to train (default: the tiny model)", dest="manifest")
     option(parser, "--web HOST:PORT", "a web page for each node, on ports from this one on")
-    option(parser, "--keep DIR", "keep the nodes' homes here (default: they are deleted)")
+    option(parser, "--keep DIR", "keep the nodes' homes in this empty folder (default: they are deleted)")
     as_json(parser)

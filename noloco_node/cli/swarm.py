@@ -87,6 +87,8 @@ def _plan(args: argparse.Namespace) -> _Plan:
     if keep:
         with atomic_files.writing(keep, "name another folder with --keep"):  # now, and not after the training
             keep.mkdir(parents=True, exist_ok=True)
+            if any(keep.iterdir()):
+                raise UsageError(f"--keep: {keep} is not empty, and files there might be replaced: name another folder")
     return _Plan(run, path, nodes, rounds, keep, tuple(_pages(args.web, nodes)) if args.web else ())
 
 

@@ -1,6 +1,7 @@
 """The result of a local swarm: a document for programs, lines for people."""
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +33,14 @@ class Outcome:
         return fmean(known) if known else None
 
     def failure(self) -> str | None:
-        """Why the swarm failed, in a sentence; None if it did not."""
+        """Why the swarm failed, in a sentence; None if it did not. Who holds a stage alone has nobody to swap with."""
+        holders = Counter(view.stage.number for view in self.views if view.stage)
         for node in self.nodes:
             name = node.view.name if node.view else node.label
             if node.exit_code:
                 return f"{name} ended with exit code {node.exit_code}: {node.last_output_line()}"
-            if node.view is None or not node.view.rounds.committed:
+            alone = node.view and node.view.stage and holders[node.view.stage.number] == 1
+            if not alone and (node.view is None or not node.view.rounds.committed):
                 return f"{name} found no partner in any round"
         return None
 

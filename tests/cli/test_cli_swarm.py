@@ -120,6 +120,18 @@ def test_json(swarm, tmp_path):
     assert (tmp_path / "kept/node-2/identity.key").exists()
 
 
+def test_a_folder_that_holds_something_is_not_written_to(swarm, tmp_path):
+    """A run.toml that somebody had written there was replaced."""
+    (tmp_path / "kept").mkdir()
+    mine = tmp_path / "kept" / "run.toml"
+    mine.write_text(toml.template("mine", rounds=2))
+    done = swarm("--nodes", "2", "--rounds", "2", "--keep", "kept")
+    out, err = done.communicate(timeout=60 * PATIENCE)
+    assert (done.returncode, out) == (2, "")
+    assert "kept is not empty" in err
+    assert mine.read_text() == toml.template("mine", rounds=2)
+
+
 def test_a_web_page_for_each_node(swarm):
     first = quiet_port(in_a_row=2)
     with socket.create_server(("127.0.0.1", first + 1)):

@@ -8,7 +8,8 @@ from fake_node import OTHER, STATUS
 from rich.console import Console
 
 from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard, SwarmProgress, table_and_notes
-from noloco_node.views.status import Phase, StatusView
+from noloco_node.terminal.swarm_report import Outcome
+from noloco_node.views.status import Phase, Rounds, StageView, StatusView
 
 
 @dataclass
@@ -91,3 +92,12 @@ def test_a_pipe_has_a_line_for_what_is_new():
     )
     assert lines[1] == "      8.0 s  50%   1 joining (dry-falcon waits for state, 62%)"
     assert lines[2] == "       14 s  50%   2 joining, 1 starting (2 nodes wait for state, 62%)"
+
+
+def test_who_holds_a_stage_alone_has_no_partner_and_has_not_failed():
+    def failure(*stages):
+        alone = [replace(STATUS, rounds=Rounds(0, 2, {}), stage=StageView(number=stage, stages=2)) for stage in stages]
+        return Outcome([FakeProcess(view, 0) for view in alone], "", 2, 1.0, None).failure()
+
+    assert failure(1, 2) is None
+    assert failure(1, 1, 2) == "brisk-heron found no partner in any round"
