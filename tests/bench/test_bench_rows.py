@@ -2,13 +2,14 @@
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from noloco_node.bench.rows import Row, Run, lines
 from noloco_node.cli.bench import output
-from noloco_node.errors import UsageError
+from noloco_node.errors import NolocoError, UsageError
 
 
 def row(system: str, n: int, *seconds: float) -> Row:
@@ -62,6 +63,22 @@ def test_rows_are_printed_drawn_and_given_as_json(tmp_path: Path, capsys: pytest
         "load": 1.5,
         "rows": [row.document() for row in rows],
     }
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), NolocoError("a worker failed")])
+@pytest.mark.parametrize("before", [0, 2])
+def test_rows_before_a_failure_are_printed(
+    error: BaseException, before: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: object) -> Iterator[Row]:
+        yield from [row("ours", 2, 1.0)] * before
+        raise error
+
+    args = argparse.Namespace(what="sync", quick=False, json=True, plot=None)
+    with pytest.raises(type(error)):
+        output.measured(args, {}, run)
+    out = capsys.readouterr().out
+    assert [each["system"] for each in json.loads(out)["rows"]] == ["ours"] * before if before else not out
 
 
 def test_lists_are_checked() -> None:

@@ -83,6 +83,13 @@ def test_the_task_is_installed_for_nodes(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.load() is paced.Paced
 
 
+def test_a_node_finds_what_its_user_had_in_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/site:/more")
+    assert real_nodes._path(tmp_path).endswith(":/site:/more")
+    monkeypatch.delenv("PYTHONPATH")
+    assert not real_nodes._path(tmp_path).endswith(":"), "an empty entry would be the working folder"
+
+
 def test_the_run_file_is_one(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     model = {"task": paced.NAME, "options": SMALL.options}

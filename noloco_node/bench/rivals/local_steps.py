@@ -26,7 +26,7 @@ class LocalSteps:
         """`number`: which of the nodes it is, for data of its own. `weights`: where it leaves its weights.
         `addresses`: its own as `address`, that of the first node as `first`."""
         self._number, self._addresses = number, addresses
-        torch.set_num_threads(1)
+        self._threads = torch.get_num_threads()
         if weights:
             os.environ[paced.WEIGHTS] = weights
         self.setting = Setting(**setting)
@@ -74,7 +74,7 @@ class LocalSteps:
         """Until the process ends."""
 
         def run() -> None:
-            torch.set_num_threads(1)
+            torch.set_num_threads(self._threads)
             try:
                 train()
             except Exception as error:

@@ -30,7 +30,7 @@ class Member:
             (self._home.root / "paused").touch()
         self._log = self._home.root / "output"
         clean = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
-        command = [sys.executable, "-P", "-m", "noloco_node", *words, "--threads", "1", "--home", home]
+        command = [sys.executable, "-P", "-m", "noloco_node", *words, "--home", home]
         with self._log.open("wb") as out:
             self._process = subprocess.Popen(
                 [*command, "--listen", f"/ip4/{address}/tcp/0"],

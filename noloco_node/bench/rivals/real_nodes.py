@@ -1,6 +1,7 @@
 """Real nodes for a bench: each started by its command line inside of a host of its own, all in one run."""
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,8 @@ def running(  # noqa: PLR0913
         def start(number: int, *words: str) -> Answer:
             more = {paced.WEIGHTS: str(weights / f"{number}")} if weights else {}
             home, address = str(folder / f"{number}"), hosts[number].address
-            return {"home": home, "address": address, "words": words, "environ": {**environ, **more}, "paused": paused}
+            orders = {"words": [*words, "--threads", str(threads)], "environ": {**environ, **more}, "paused": paused}
+            return {"home": home, "address": address, **orders}
 
         first.order("start", START_S, **start(0, "start", str(run)))
         address = first.order("until", within_s, state=state, patience_s=within_s)["addresses"][0]
@@ -58,7 +60,9 @@ def running(  # noqa: PLR0913
 
 
 def _path(task: Path) -> str:
-    return f"{task}:{Path(paced.__file__).parents[3]}"
+    """A node is started with -P, so this package is named too; what the user had in the path stays."""
+    before = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(task), str(Path(paced.__file__).parents[3]), *([before] if before else [])])
 
 
 def _toml(value: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import argparse
 from functools import partial
 
-from noloco_node.cli.bench.output import Cells, finish, names, numbers, shared
+from noloco_node.cli.bench.output import Cells, finish, measured, names, numbers, shared
 from noloco_node.cli.options import Verbs, option, verb, whole_number
 
 ABOUT = """\
@@ -31,14 +31,13 @@ def run(args: argparse.Namespace) -> int:
     ns = numbers(args.n, "--n", 64, 2)
     rounds, mbit = whole_number(args.rounds, "--rounds", 1000), whole_number(args.mbit, "--mbit", 99_999)
     from noloco_node.bench import averaging, links
-    from noloco_node.terminal.progress import Progress
 
     wanted = names(args.systems, "--systems", [system.name for system in averaging.SYSTEMS])
     if args.quick:
         ns, rounds = [4], 2
     links.require()
-    with Progress() as say:
-        rows = list(averaging.run(ns, [s for s in averaging.SYSTEMS if s.name in wanted], mbit, rounds, say))
+    systems = [system for system in averaging.SYSTEMS if system.name in wanted]
+    rows = measured(args, CELLS, lambda say: averaging.run(ns, systems, mbit, rounds, say))
     settings = [f"{rounds} rounds", f"{mbit} Mbit/s"]
     return finish(args, rows, CELLS, title="Averaging", settings=settings, panels=averaging.panels(rows))
 

@@ -3,7 +3,7 @@
 import argparse
 from functools import partial
 
-from noloco_node.cli.bench.output import Cells, finish, shared
+from noloco_node.cli.bench.output import Cells, finish, measured, shared
 from noloco_node.cli.options import Verbs, option, verb, whole_number
 
 ABOUT = """\
@@ -28,10 +28,9 @@ def run(args: argparse.Namespace) -> int:
     size = whole_number(args.mib or str(QUICK_SIZE if args.quick else SIZE), "--mib", 99_999)
     repeats = whole_number(args.repeats, "--repeats", 100)
     from noloco_node.bench import exchange
-    from noloco_node.terminal.progress import Progress
 
-    with Progress() as say:
-        rows = exchange.run((size << 20) // exchange.PAYLOAD_BYTES, 1 if args.quick else repeats, say)
+    pieces, repeats = (size << 20) // exchange.PAYLOAD_BYTES, 1 if args.quick else repeats
+    rows = measured(args, CELLS, lambda say: exchange.run(pieces, repeats, say))
     settings = [f"{size} MiB each way", "loopback"]
     return finish(args, rows, CELLS, title="The exchange path", settings=settings, panels=exchange.panels(rows))
 

@@ -1,7 +1,7 @@
 """What the benches beside rivals share: options, and the rows as a table, as JSON and as a plot."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
     from noloco_node.bench.rows import Row
+    from noloco_node.terminal.progress import Progress
 
 Cells = Mapping[str, Callable[["Row"], str]]
 """The titles of a table's columns, and what stands in each."""
@@ -38,6 +39,22 @@ def names(text: str | None, flag: str, known: Sequence[str]) -> list[str]:
     return wanted
 
 
+def measured(args: argparse.Namespace, cells: Cells, run: "Callable[[Progress], Iterable[Row]]") -> "list[Row]":
+    """All rows of a bench. Where it fails or is interrupted, those before are printed: an hour may be behind them."""
+    from noloco_node.terminal.progress import Progress
+
+    rows: list[Row] = []
+    try:
+        with Progress() as say:
+            for row in run(say):
+                rows.append(row)  # one by one, as the next may fail
+    except BaseException:
+        if rows:
+            _print(args, rows, cells)
+        raise
+    return rows
+
+
 def finish(  # noqa: PLR0913
     args: argparse.Namespace,
     rows: "Sequence[Row]",
@@ -51,12 +68,15 @@ def finish(  # noqa: PLR0913
     """Print the rows as a table or as JSON, and draw them where that is wanted. `more`: further fields of the JSON."""
     if panels and args.plot is not None:
         plots.draw(args.plot, title, settings, panels)
-    if args.json:
-        documents = [row.document() for row in rows]
-        print_json({"bench": args.what, "quick": args.quick, **more, "rows": documents})
-        return 0
-    print_table(rows, cells)
+    _print(args, rows, cells, **more)
     return 0
+
+
+def _print(args: argparse.Namespace, rows: "Sequence[Row]", cells: Cells, **more: Any) -> None:
+    if args.json:
+        print_json({"bench": args.what, "quick": args.quick, **more, "rows": [row.document() for row in rows]})
+    else:
+        print_table(rows, cells)
 
 
 def print_table(rows: Sequence[Any], cells: Mapping[str, Callable[[Any], str]]) -> None:

@@ -1,16 +1,18 @@
 """`bench scale`: what a node takes for a round, by the number of nodes."""
 
 import argparse
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.plots import Line, Panel
 from noloco_node.base.units import size
-from noloco_node.cli.bench.output import Cells, finish, numbers, shared
+from noloco_node.cli.bench.output import Cells, finish, measured, numbers, shared
 from noloco_node.cli.options import Verbs, option, verb
 
 if TYPE_CHECKING:
     from noloco_node.bench.rows import Row
+    from noloco_node.terminal.progress import Progress
 
 ABOUT = """\
 Bytes, calls, directory operations, CPU and memory of a node and round, by the
@@ -31,14 +33,17 @@ def options(what: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from noloco_node.bench import scale
-    from noloco_node.terminal.progress import Progress
 
     some = (scale.QUICK_REAL, scale.QUICK_VIRTUAL) if args.quick else (scale.REAL, scale.VIRTUAL)
     real = _counts(args.real, "--real", MOST_REAL, some[0])
     virtual = _counts(args.virtual, "--virtual", MOST_VIRTUAL, some[1])
-    with Progress() as say:
-        rows = list(scale.real(real, args.quick, say)) if real else []  # these need root
-        rows += scale.virtual(virtual, say)
+
+    def rows_of(say: "Progress") -> "Iterator[Row]":
+        if real:  # these need root
+            yield from scale.real(real, args.quick, say)
+        yield from scale.virtual(virtual, say)
+
+    rows = measured(args, _CELLS, rows_of)
     title = "What a node takes for a round"
     return finish(args, rows, _CELLS, title=title, settings=_settings(rows), panels=_panels(rows, args))
 

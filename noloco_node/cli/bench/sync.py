@@ -1,13 +1,19 @@
 """`bench sync`: what an averaging step costs, ours and others', behind links of a known rate."""
 
 import argparse
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
+from typing import TYPE_CHECKING
 
 from noloco_node.base.extras import pip_install
-from noloco_node.cli.bench.output import Cells, finish, names, numbers, shared
+from noloco_node.cli.bench.output import Cells, finish, measured, names, numbers, shared
 from noloco_node.cli.options import Verbs, option, verb, whole_number
 from noloco_node.errors import UsageError
+
+if TYPE_CHECKING:
+    from noloco_node.bench.rows import Row
+    from noloco_node.terminal.progress import Progress
 
 ABOUT = """\
 One averaging step of P parameters among N processes. Each has a network
@@ -43,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--n takes even numbers, since nodes swap in pairs, not {odd[0]}")
     repeats, seed = whole_number(args.repeats, "--repeats", 100), whole_number(args.seed, "--seed", 10**9 - 1)
     from noloco_node.bench import links, sync
-    from noloco_node.terminal.progress import Progress
 
     wanted = names(args.systems, "--systems", [system.name for system in sync.SYSTEMS])
     if args.quick:
@@ -51,11 +56,14 @@ def run(args: argparse.Namespace) -> int:
     links.require()
     systems = [system for system in sync.SYSTEMS if system.name in wanted]
     settings = [sync.Setting(*setting) for setting in product(ns, params, mbits)]
-    with Progress() as say:
+
+    def rows_of(say: "Progress") -> "Iterator[Row]":
         for system in systems:
             if system.missing:
                 say.line(f"{system.name} is left out: {pip_install(system.needs)}")
-        rows = list(sync.run(settings, [s for s in systems if not s.missing], repeats, seed, say))
+        return sync.run(settings, [s for s in systems if not s.missing], repeats, seed, say)
+
+    rows = measured(args, CELLS, rows_of)
     panels = sync.panels(rows)
     title, words = "One averaging step", [f"{repeats} steps", f"seed {seed}"]
     return finish(args, rows, CELLS, title=title, settings=words, panels=panels)
