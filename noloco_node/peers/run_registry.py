@@ -24,7 +24,7 @@ from noloco_node.host.traffic import Traffic
 from noloco_node.run import amendment, manifest
 from noloco_node.run.amendment import SignedAmendment
 from noloco_node.run.manifest import Signed
-from noloco_node.transport.base import peer_faults
+from noloco_node.transport.base import TOO_MANY, peer_faults
 from noloco_node.wire import peer_pb2 as pb
 from noloco_node.wire.peer_pb2_grpc import RunsServicer, RunsStub
 
@@ -229,7 +229,7 @@ async def announce(
                 answer = await RunsStub(channel).Announce(_encode(signed, amended), timeout=CALL_S)
             return not (answer.kept or await ask(channel, signed))  # a node that trains keeps its own run alone
         except PeerLost as fault:
-            if fault.reason == grpc.StatusCode.RESOURCE_EXHAUSTED.name.lower():
+            if fault.reason == TOO_MANY:
                 return False  # it is there, and does not say that it does not know the run
             raise
 

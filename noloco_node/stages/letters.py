@@ -17,6 +17,8 @@ class Answer:
     """Sum over the tokens."""
     gradient: Tensor | None
     """At the activations; None of an evaluation."""
+    learned: bool = False
+    """Whether it is in a step of who computed it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

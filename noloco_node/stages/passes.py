@@ -413,7 +413,8 @@ class StagePasses(Gradients):
         if self._is_strange(loss, targets):
             self._lose(asked)
             return
-        if self._training and self._counts(asked, loss, targets):
+        learns = self._training and self._counts(asked, loss, targets)
+        if learns:
             self._begin_to_hold()
             of.backward(gradient)  # type: ignore[no-untyped-call]
             found = inputs.grad
@@ -423,7 +424,7 @@ class StagePasses(Gradients):
         else:
             (found,) = torch.autograd.grad(of, inputs, gradient)
         if asked:
-            asked.answer.set_result(Answer(loss, found))
+            asked.answer.set_result(Answer(loss, found, learns))
 
     def _counts(self, asked: Asked | None, loss: float, targets: Tensor) -> bool:
         """Whether to learn from what a caller sent."""

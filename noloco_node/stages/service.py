@@ -15,9 +15,9 @@ import math
 import queue
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from random import Random
 from statistics import median
@@ -43,7 +43,7 @@ from noloco_node.stages.passes import DEADLINE_S, StageTask
 from noloco_node.stages.routes import Routes
 from noloco_node.stages.shown import LinkTotals, MicroBatchRate
 from noloco_node.training.task import Task
-from noloco_node.transport.base import HUNG_UP, peer_faults, taken
+from noloco_node.transport.base import HUNG_UP, TOO_MANY, peer_faults, taken
 from noloco_node.version import PROTOCOL
 from noloco_node.views.status import Health, StageView
 from noloco_node.wire import stage_messages as wire
@@ -91,6 +91,7 @@ class Channels(Protocol):
     def peer_id(self) -> str: ...
     def channel(self, peer: str) -> grpc.aio.Channel: ...
     def caller(self, context: Any) -> str: ...
+    def give_back(self, context: Any) -> None: ...
 
 
 class StageService(StageServicer):
@@ -403,7 +404,7 @@ class StageService(StageServicer):
         header = wire.MicroBatch(PROTOCOL, terms.run_id, stage, examples, left_s, *kind)
         shape = () if micro.evaluates else (len(micro.targets), *task.part.activations)
         size = self._codec.encoded_bytes(shape) if shape else 0
-        with peer_faults():
+        with _faults():
             call = StageStub(self._channels.channel(peer)).Pass(self._frames(header, payload), timeout=left_s)
             try:
                 replies = aiter(call)
@@ -455,7 +456,7 @@ class StageService(StageServicer):
     ) -> AsyncIterator[pb.StageFrame]:
         peer = self._channels.caller(context)
         try:
-            loss, payload, memory = await self._answer(peer, aiter(request_iterator))
+            answer, payload, memory = await self._answer(peer, aiter(request_iterator))
         except PeerRefused as no:
             self.totals.refused += 1
             with taken():
@@ -467,11 +468,13 @@ class StageService(StageServicer):
         else:
             self.totals.answered += 1
             with memory, taken():  # all of it: the caller's own deadline is sooner
-                async for frame in self._frames(wire.Passed(loss, self._held.free), payload):
+                if answer.learned:
+                    self._channels.give_back(context)
+                async for frame in self._frames(wire.Passed(answer.loss, self._held.free), payload):
                     yield frame
 
-    async def _answer(self, peer: str, frames: AsyncIterator[pb.StageFrame]) -> tuple[float, bytes, ExitStack]:
-        """Loss, gradient, and what is to be closed once its memory is free."""
+    async def _answer(self, peer: str, frames: AsyncIterator[pb.StageFrame]) -> tuple[Answer, bytes, ExitStack]:
+        """The answer without its gradient, that as bytes, and what is to be closed once their memory is free."""
         async with asyncio.timeout(FIRST_S):
             asked = await _next(frames)
         if not isinstance(asked, wire.MicroBatch):
@@ -504,7 +507,7 @@ class StageService(StageServicer):
             except NonFinite as error:
                 raise LostMicroBatch(str(error)) from None
             call.leave(len(payload))
-            return answer.loss, payload, place.pop_all()
+            return replace(answer, gradient=None), payload, place.pop_all()
 
     async def _computed(self, letter: Asked, place: ExitStack) -> Answer:
         self.letters.put(letter)
@@ -558,6 +561,18 @@ class StageService(StageServicer):
         answer: Future[Answer] = Future()
         shaped = numbers.view(asked.examples, *task.part.targets)
         return Asked(activations, shaped, asked.evaluates, until, answer, caller, asked.tries)
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    """Of a call. A peer that answers no more calls this minute is busy: it is not away."""
+    try:
+        with peer_faults():
+            yield
+    except PeerLost as lost:
+        if lost.reason != TOO_MANY:
+            raise
+        raise PeerRefused(wire.Code.BUSY.reason) from lost
 
 
 async def _next(frames: AsyncIterator[pb.StageFrame]) -> wire.Frame:

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 HUNG_UP = "hung_up"
 """The reason of a PeerLost: the other end ended the stream."""
+TOO_MANY = "resource_exhausted"
+"""... it has answered as many calls as it wants to."""
 TAKEN_S = 240.0
 """How long a caller may take to read one message. As much as 6 MB may lie in buffers before it: at the slowest rate
 that a volunteer can set (host/limits.py), they are read in 190 s."""

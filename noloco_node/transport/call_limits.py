@@ -18,7 +18,7 @@ OF_PEER, OF_PLACE = 16, 40
 few peers; one place alone can hold 230 MB of requests, as gRPC reads 5.7 MB ahead of a call that waits."""
 PEER_A_MINUTE, PLACE_A_MINUTE = 600, 2400
 """A node whose rounds take a second makes about a hundred. A call costs about 1 ms, so one place has at most 4% of a
-core."""
+core. A call that this node learned from is given back: a stage may have a hundred such a second of one peer."""
 FLOOD = 100
 """A peer that goes on for so many calls after it was refused has no streams for SHUT_S: a refused call costs as much as
 one that is answered."""
@@ -50,6 +50,13 @@ class CallLimits:
     def end(self, peer: str, place: str, partner: bool) -> None:
         """With the same arguments."""
         self._at_once -= Counter(_names(peer, place, partner))
+
+    def give_back(self, peer: str, place: str) -> None:
+        """A call of this minute was worth what it cost: it does not count."""
+        for name in (peer, f"at {place}"):
+            if name in self._left:
+                left, at = self._left[name]
+                self._left[name] = left + 1, at
 
     def is_flood(self, peer: str) -> bool:
         """Whether this peer goes on calling though it is refused."""

@@ -107,6 +107,7 @@ class Libp2pTransport:
         self._punching = HolePunching(relays, self.channel, self._far_end, lambda: self._session.control)
         self.serve(lambda server: add_HolePunchingServicer_to_server(self._punching, server))
         self._relayed = RelayedPlaces(self.channel, chosen)
+        self._call_limits = CallLimits()
         self._far_ends: dict[str, FarEnd] = {}
         """Of the last stream with each peer."""
         self._met_at: dict[str, float] = {}
@@ -144,6 +145,10 @@ class Libp2pTransport:
 
     def caller(self, context: Context) -> str:
         return self._far_end(context).peer
+
+    def give_back(self, context: Context) -> None:
+        """A call was worth what it cost: it does not count for the caller's minute."""
+        self._call_limits.give_back(self.caller(context), self.place(context))
 
     def place(self, context: Context) -> str:
         """Where the caller is, as coarse as shares are counted (base/places.py)."""
@@ -400,7 +405,7 @@ class Libp2pTransport:
             ended = inbound.answering(context.peer())
             context.add_done_callback(lambda _: ended())
 
-        limits, guard = CallLimits(), Interceptor(admit)
+        limits, guard = self._call_limits, Interceptor(admit)
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[guard], maximum_concurrent_rpcs=MAX_RPCS)
         for add in self._services:
             add(server)

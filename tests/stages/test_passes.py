@@ -108,10 +108,11 @@ def test_a_model_that_does_more_than_its_layers_is_not_cut() -> None:
 
 def test_a_lost_micro_batch_is_counted_and_not_waited_for() -> None:
     nodes = chain(staged_run(2))
-    answers = iter(range(10_000))
-    nodes[0].wire.spoil = lambda answer: None if next(answers) % 5 == 0 else answer
+    answers: list[Answer] = []
+    nodes[0].wire.spoil = lambda answer: answers.append(answer) or (None if len(answers) % 5 == 1 else answer)
     train_together(nodes, 5)
     counts = nodes[0].task.counts
+    assert nodes[1].task.counts.passed == sum(answer.learned for answer in answers)
     assert counts.lost >= 4 and counts.passed >= 20
     assert nodes[0].losses[-1] < nodes[0].losses[0]
 
@@ -252,6 +253,8 @@ def test_weights_that_a_stage_only_tries_are_not_what_the_next_one_measures_with
 
 def test_a_stage_that_has_done_its_work_answers_without_learning() -> None:
     nodes = chain(staged_run(2))
+    answers: list[Answer] = []
+    nodes[0].wire.spoil = lambda answer: answers.append(answer) or answer
     before = nodes[1].replica.theta.clone()
     stop = threading.Event()
     passing = threading.Thread(target=nodes[1].train, args=(0, stop))
@@ -262,6 +265,7 @@ def test_a_stage_that_has_done_its_work_answers_without_learning() -> None:
     stop.set()
     passing.join()
     assert torch.equal(nodes[1].replica.theta, before) and nodes[0].replica.skipped == 0
+    assert answers and not any(answer.learned for answer in answers)
 
 
 def test_a_stage_ends_with_the_phase_under_way_when_nothing_comes_any_more() -> None:

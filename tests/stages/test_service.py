@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 import torch
 from memory_network.network import MemoryNetwork
@@ -109,11 +110,12 @@ async def test_a_micro_batch_goes_there_and_its_gradient_comes_back(trio: Trio) 
     asked = await trio.one.letter()
     assert isinstance(asked, Asked) and asked.answer.set_running_or_notify_cancel()
     assert torch.equal(asked.activations, sent.activations) and torch.equal(asked.targets, sent.targets)
-    asked.answer.set_result(Answer(3.5, torch.full(sent.activations.shape, 0.25)))
+    asked.answer.set_result(Answer(3.5, torch.full(sent.activations.shape, 0.25), learned=True))
     came = await trio.first.letter()
     assert isinstance(came, Answered) and came.ticket == 7 and came.answer.loss == 3.5
     assert came.answer.gradient is not None and bool((came.answer.gradient == 0.25).all())
     assert trio.one.service.totals.answered == 1 and not trio.first.blamed
+    assert trio.one.transport.given_back == ["first"], "what was learned from does not count as a call"
 
 
 async def test_of_held_out_data_only_the_loss_comes_back_and_the_route_is_the_same(trio: Trio) -> None:
@@ -293,6 +295,33 @@ async def test_a_lie_for_an_answer_is_counted_and_another_peer_asked(
     asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
     assert isinstance(await trio.first.letter(), Answered)
     await liar.close()
+
+
+async def test_who_answers_no_more_calls_for_now_is_busy_and_not_away(trio: Trio) -> None:
+    calls = 0
+
+    class Limited(StageServicer):
+        async def Pass(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+            nonlocal calls
+            calls += 1
+            if calls <= 6:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
+            async for frame in trio.one.service.Pass(request_iterator, context):
+                yield frame
+
+    limited = trio.network.join("limited")
+    limited.serve(lambda server: add_StageServicer_to_server(Limited(), server))
+    await limited.start()
+    await trio.start("limited")
+    began = time.monotonic()
+    trio.first.sends()
+    asked = await trio.one.letter()
+    assert isinstance(asked, Asked)
+    assert time.monotonic() - began < 20 * PATIENCE, "who is left out for a second, two, four ... is back after 63 s"
+    asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+    assert isinstance(await trio.first.letter(), Answered)
+    assert trio.one.transport.given_back == [], "it was answered, and nothing was learned from it"
+    await limited.close()
 
 
 HONEST = {"protocol": PROTOCOL, "run_id": RUN_ID, "stage": 1, "examples": 2, "deadline_s": 60.0, "evaluates": False}

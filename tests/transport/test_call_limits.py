@@ -56,6 +56,20 @@ def test_calls_a_minute() -> None:
     assert 2.9 * PLACE_A_MINUTE < made <= 3 * PLACE_A_MINUTE, "what it had saved, and two minutes"
 
 
+def test_calls_that_are_given_back_are_not_counted() -> None:
+    limits, made = CallLimits(), 0
+    for hundredth in range(12_000):  # two minutes, 100 a second
+        if limits.begin("a", "here", False, hundredth / 100):
+            made += 1
+            limits.end("a", "here", False)
+            limits.give_back("a", "here")
+    assert made == 12_000
+    assert begun(limits, PEER_A_MINUTE + FLOOD, "a", "here", now=120.0) == OF_PEER, "it has saved nothing"
+    assert limits.is_flood("a")
+    limits.give_back("unknown", "there")
+    assert begun(limits, 1, "unknown", "there") == 1
+
+
 def test_a_peer_that_never_stops_calling_has_what_it_had_saved() -> None:
     limits, made = CallLimits(), 0
     for hundredth in range(6000):

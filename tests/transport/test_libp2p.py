@@ -32,6 +32,7 @@ from noloco_node.errors import IdentityInUse, NolocoError, SwarmUnreachable, Usa
 from noloco_node.host.memory import process_bytes
 from noloco_node.peers import directory
 from noloco_node.transport import grpc_bridge, libp2p, reachability, relayed_places, self_view
+from noloco_node.transport.call_limits import CallLimits
 from noloco_node.transport.grpc_bridge import BUFFER_BYTES, CHANNEL_OPTIONS, SERVER_OPTIONS, splice
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.p2pd import session
@@ -41,7 +42,7 @@ from noloco_node.transport.probe import is_free_for_udp
 from noloco_node.transport.reachability import AUTO, ONLY
 from noloco_node.wire import mirror_pb2, peer_pb2
 from noloco_node.wire.mirror_pb2_grpc import HolePunchingStub, MirrorServicer
-from noloco_node.wire.peer_pb2_grpc import ExchangeStub, RunsStub
+from noloco_node.wire.peer_pb2_grpc import ExchangeStub, RunsStub, add_ExchangeServicer_to_server
 
 LIBP2P_NODE = Path(__file__).parents[1] / "helpers" / "libp2p_node.py"
 GONE_S = 5.0 * PATIENCE  # after kill -9, processes and files of a node are gone within this time
@@ -593,6 +594,31 @@ def test_skew_is_only_what_the_delay_does_not_explain(before, theirs, round_trip
 
 
 # ---- who may call ----
+
+
+async def test_a_call_that_is_given_back_does_not_count(net):
+    async def served(requests, context):
+        async for request in requests:
+            if request.fragment.index:
+                server.give_back(context)
+            yield request
+
+    async def one(index):
+        yield fragment(b"x", index=index)
+
+    server = net.make()
+    server._call_limits = CallLimits(peer_a_minute=30)
+    server.serve(lambda to: add_ExchangeServicer_to_server(Exchange(served), to))
+    net.transports.append(server)
+    await server.start()
+    client = await net.start()
+    stub = ExchangeStub(client.channel(server.peer_id))
+    for _ in range(60):
+        await drain(stub.Swap(one(1), timeout=STEP_S))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        for _ in range(60):
+            await drain(stub.Swap(one(0), timeout=STEP_S))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_a_local_process_that_is_no_peer_is_refused(net):

@@ -138,6 +138,8 @@ class MemoryTransport:
         self.peer_id = peer_id
         self._network = network
         self._services = Services()
+        self.given_back: list[str] = []
+        """Callers whose calls do not count."""
         self._channels: dict[str, Channel] = {}
         self._answers: set[asyncio.Task[None]] = set()
 
@@ -161,6 +163,9 @@ class MemoryTransport:
 
     def caller(self, context: Context) -> str:
         return str(context.peer()).removeprefix(PEER_PREFIX)
+
+    def give_back(self, context: Context) -> None:
+        self.given_back.append(self.caller(context))
 
     def place(self, context: Context) -> str:
         return self.place_of(self.caller(context))
