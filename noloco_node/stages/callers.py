@@ -31,6 +31,8 @@ SHARE = 1.2
 """Times what the others get that a caller gets while they call, as of swaps (core/standing.py)."""
 COUNTED, SHARED_S = 384, 60.0
 """Micro-batches over which shares are taken, and for how long: who is alone then may have all."""
+GONE_S = 15.0
+"""Who has not called for so long has no part of what is shared now: it may have left. An evaluation takes 10 s."""
 HEARD_S = 120.0
 """Who has not called for so long is no measure for the others; and a stage in the middle tries it again."""
 TRIED = 0.5
@@ -140,7 +142,8 @@ class Callers:
         taken[caller] += tokens
         usual = min(tokens, median_high([size for _, _, size in self._counted] or [tokens]))
         spare = usual * max(LEAST, sqrt(len(self._counted)) / 2)  # chance brings one more often than another
-        others = [size for each, size in taken.items() if each != caller]
+        here = [other for other, each in self._callers.items() if each.heard_at >= now - GONE_S and other != caller]
+        others = [taken[other] for other in here if taken[other]]
         return not others or taken[caller] <= SHARE * median_high(others) + spare
 
 

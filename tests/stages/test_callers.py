@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from noloco_node.stages.callers import COUNTED, HEARD_S, LEAST, MOST_CALLERS, SHARE, SHARED_S, Callers, Turns
+from noloco_node.stages.callers import COUNTED, GONE_S, HEARD_S, LEAST, MOST_CALLERS, SHARE, SHARED_S, Callers, Turns
 from noloco_node.stages.kept import MOST_CALLERS as MOST_KEPT
 from noloco_node.stages.kept import Kept
 
@@ -54,6 +54,17 @@ def test_who_has_gone_is_no_measure() -> None:
     there = Callers()
     turns(there, 20, a=1.6, b=1.6, c=1.6)
     assert turns(there, 20, HEARD_S + 1, c=5.0)["c"] == 20
+
+
+def test_what_one_that_left_had_holds_the_last_one_back_for_a_moment() -> None:
+    """One micro-batch a second of each; then one of them leaves."""
+    there, before = Callers(), 0
+    for second in range(100):
+        counted = turns(there, 1, float(second), a=1.6, b=1.6)
+        before += counted["a"]
+    assert before == 100
+    after = [there.counts("b", 1.6, TOKENS, 100.0 + second) for second in range(60)]
+    assert all(after[int(GONE_S) :]), after
 
 
 def test_a_few_large_micro_batches_are_no_larger_share() -> None:
