@@ -416,7 +416,11 @@ class StagePasses(Gradients):
         learns = self._training and self._counts(asked, loss, targets)
         if learns:
             self._begin_to_hold()
-            of.backward(gradient)  # type: ignore[no-untyped-call]
+            try:
+                of.backward(gradient)  # type: ignore[no-untyped-call]
+            except BaseException:
+                self._optimizer.held = 0  # a part of this one's gradient is there already: the step begins anew
+                raise
             found = inputs.grad
             self._optimizer.held += targets.numel()
             self._loss_sum += loss

@@ -376,3 +376,23 @@ def test_a_stage_that_finds_no_memory_loses_micro_batches_and_no_more(monkeypatc
     fails.append(True)
     with pytest.raises(NotMeasured, match="no memory"):
         evaluates()
+
+
+def test_a_backward_pass_that_finds_no_memory_leaves_nothing_in_the_step() -> None:
+    """The gradients of the layers behind are there already; those of the micro-batch before are given up with them."""
+    nodes = chain(staged_run(2))
+    own = nodes[1].task._passes
+    assert own
+    counts, calls = nodes[1].task.counts, []
+
+    def fails(_: torch.Tensor) -> None:
+        calls.append(counts.passed)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError
+
+    next(nodes[1].replica.module.parameters()).register_hook(fails)
+    while counts.passed < 2:
+        for node in nodes:
+            node.replica.has_data(0.02)
+    assert calls == [0, 1, 1] and counts.lost == 1
+    assert own._optimizer.held == own._wanted // 4, "of the last micro-batch alone"
