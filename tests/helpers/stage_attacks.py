@@ -7,12 +7,13 @@ send, so that it needs no protocol of its own, in a test's process as in a node'
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from noloco_node.stages.letters import Sent
+from noloco_node.stages.letters import Answer, Sent
 from noloco_node.stages.service import StageService
 
 Values = np.ndarray[Any, np.dtype[np.float32]]
@@ -91,9 +92,10 @@ class HostileService(StageService):
         return bool(CHANCE.random() < self.share)
 
     # ---- what a later stage answers ----
-    async def _answer(self, *asked: Any) -> tuple[float, bytes, Any]:
-        loss, payload, memory = await super()._answer(*asked)
-        return *self._spoiled(loss, payload), memory
+    async def _answer(self, *asked: Any) -> tuple[Answer, bytes, Any]:
+        answer, payload, memory = await super()._answer(*asked)
+        loss, payload = self._spoiled(answer.loss, payload)
+        return replace(answer, loss=loss), payload, memory
 
     def _spoiled(self, loss: float, payload: bytes) -> tuple[float, bytes]:
         if not payload:
