@@ -26,8 +26,9 @@ from noloco_node.run import signed_file
 from noloco_node.run.manifest import Signed
 from noloco_node.run.schema import Manifest
 from noloco_node.stages.balance import Balance
+from noloco_node.stages.next_stage import StageTerms
 from noloco_node.stages.part import Position, part_layout
-from noloco_node.stages.service import StageService, StageTerms
+from noloco_node.stages.service import StageService
 from noloco_node.state_transfer.client import StateTerms
 from noloco_node.state_transfer.collect import OtherStage
 from noloco_node.training.task import Task

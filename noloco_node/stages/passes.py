@@ -38,7 +38,7 @@ from torch.utils.checkpoint import checkpoint
 from noloco_node.errors import OutOfMemory, UsageError
 from noloco_node.run.schema import InnerSpec, Manifest
 from noloco_node.stages.callers import Callers, Turns
-from noloco_node.stages.kept import Kept
+from noloco_node.stages.held import Kept
 from noloco_node.stages.letters import Answer, Answered, Asked, Letter, Link, Lost, LostMicroBatch, Sent
 from noloco_node.stages.part import Part, Position, part_of
 from noloco_node.stages.usual_size import UsualSize

@@ -17,9 +17,10 @@ from noloco_node.base.addresses import Address, parse
 from noloco_node.base.identity import Identity
 from noloco_node.bench.workers import Answer, serve
 from noloco_node.run.schema import InnerSpec, Manifest, StagesSpec
+from noloco_node.stages.next_stage import StageTerms
 from noloco_node.stages.part import Position
 from noloco_node.stages.passes import StageTask
-from noloco_node.stages.service import StageService, StageTerms
+from noloco_node.stages.service import StageService
 from noloco_node.training.inner.gradients import Gradients
 from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.transport.libp2p import Libp2pTransport
@@ -85,9 +86,9 @@ class PacedStage:
         self._service = StageService(self._transport, random.Random(1), self._misbehaved)
         self._transport.serve(lambda server: add_StageServicer_to_server(self._service, server))
         part = PacedPart()
-        self._service.part(RUN, Position(stage, 2))  # it learns on which loop it runs
-        task = StageTask(part, part, Position(stage, 2), self._service, self._service.letters, in_flight)
-        self._service._task = task
+        self._service.part(RUN, Position(stage, 2))
+        task = StageTask(part, part, Position(stage, 2), self._service._next, self._service.letters, in_flight)
+        self._service._task = self._service._next.task = task
         self._service.begin(StageTerms(bytes.fromhex(RUN.run_id), "bf16"))
         module = part.model()
         self._stream = task.stream("peer")

@@ -7,13 +7,13 @@ send, so that it needs no protocol of its own, in a test's process as in a node'
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from noloco_node.stages.letters import Answer, Sent
+from noloco_node.stages.next_stage import NextStage
 from noloco_node.stages.service import StageService
 
 Values = np.ndarray[Any, np.dtype[np.float32]]
@@ -68,56 +68,65 @@ CALLS = ("wrong targets", "shuffled targets", "noise", "the same", "turned", "la
 """In place of activations and targets."""
 
 
-class HostileService(StageService):
-    """Says what an honest one says, but for one attack: `NAME` or `NAME:SHARE`, of ANSWERS, CALLS, or `evaluations`;
-    with `flood ` before it, of as many micro-batches as it can send."""
+class _Attack:
+    """`NAME` or `NAME:SHARE`, of ANSWERS or CALLS; with `flood ` before it, of as many micro-batches as it can send."""
 
-    attack, share, floods = "", 1.0, False
+    def __init__(self, attack: str) -> None:
+        self.name, _, share = attack.removeprefix("flood ").partition(":")
+        self.share, self.floods = float(share or 1), attack.startswith("flood ")
+
+    def now(self) -> bool:
+        return bool(CHANCE.random() < self.share)
+
+
+class HostileService(StageService):
+    """Says what an honest one says, but for one attack."""
+
+    attack: _Attack
     _before: Values | None = None
-    _first: bytes | None = None
-    _last_sent: Sent | None = None
 
     @classmethod
     def with_attack(cls, attack: str) -> "type[HostileService]":
-        name, _, share = attack.removeprefix("flood ").partition(":")
-        told = {"attack": name, "share": float(share or 1), "floods": attack.startswith("flood ")}
-        return type("HostileService", (cls,), told)
+        return type("HostileService", (cls,), {"attack": _Attack(attack)})
 
-    def begin(self, *terms: Any, **named: Any) -> None:
-        super().begin(*terms, **named)
-        if self.floods:
-            self._own(self._call_without_end())
+    def __init__(self, channels: Any, random: Any, *rest: Any) -> None:
+        super().__init__(channels, random, *rest)
+        self._next = _HostileSender(channels, random, self._frames, self.totals, self.letters, self._blame)
+        self._next.attack = self.attack
 
-    def _now(self) -> bool:
-        return bool(CHANCE.random() < self.share)
-
-    # ---- what a later stage answers ----
     async def _answer(self, *asked: Any) -> tuple[Answer, bytes, Any]:
         answer, payload, memory = await super()._answer(*asked)
-        loss, payload = self._spoiled(answer.loss, payload)
-        return replace(answer, loss=loss), payload, memory
+        return answer, self._spoiled(payload), memory
 
-    def _spoiled(self, loss: float, payload: bytes) -> tuple[float, bytes]:
-        if not payload:
-            return (loss * 0.5 if self._now() else loss * 2) if self.attack == "evaluations" else loss, payload
-        if self.attack not in ANSWERS:
-            return loss, payload
+    def _spoiled(self, payload: bytes) -> bytes:
+        if self.attack.name not in ANSWERS or not payload:
+            return payload
         shape = (len(payload) // 4,)
         gradient = self._codec.decode(payload, shape, torch.device("cpu")).numpy()
         before, self._before = self._before, gradient.copy()
-        if before is None or before.shape != shape or not self._now():
-            return loss, payload
-        return loss, self._codec.encode(torch.from_numpy(ANSWERS[self.attack](gradient, before)))
+        if before is None or before.shape != shape or not self.attack.now():
+            return payload
+        return self._codec.encode(torch.from_numpy(ANSWERS[self.attack.name](gradient, before)))
 
-    # ---- what an earlier stage sends ----
+
+class _HostileSender(NextStage):
+    attack: _Attack
+    _first: bytes | None = None
+    _last_sent: Sent | None = None
+
+    def begin(self, *terms: Any) -> None:
+        super().begin(*terms)
+        if self.attack.floods:
+            self._own(self._call_without_end())
+
     def _coded(self, micro: Sent) -> bytes:
         whole: bytes = super()._coded(micro)
-        if self.attack not in CALLS or micro.evaluates or not self._now():
+        if self.attack.name not in CALLS or micro.evaluates or not self.attack.now():
             return whole
         activations, targets = micro.activations.cpu(), micro.targets.cpu()
-        assert self._task is not None
-        limit = self._task.part.target_limit
-        match self.attack:
+        assert self.task is not None
+        limit = self.task.part.target_limit
+        match self.attack.name:
             case "wrong targets":
                 targets = torch.from_numpy(CHANCE.integers(limit, size=targets.shape))
             case "shuffled targets":
@@ -148,7 +157,7 @@ class HostileService(StageService):
             busy.add(work)
             work.add_done_callback(busy.discard)
 
-    def _begin(self, micro: Sent) -> None:
+    def _start(self, micro: Sent) -> None:
         if not micro.evaluates:
             self._last_sent = micro
-        super()._begin(micro)
+        super()._start(micro)

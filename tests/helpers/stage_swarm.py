@@ -21,8 +21,9 @@ from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import carry
 from noloco_node.data import corpus
 from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec, OuterSpec, StagesSpec
+from noloco_node.stages.next_stage import StageTerms
 from noloco_node.stages.part import Position
-from noloco_node.stages.service import StageService, StageTerms
+from noloco_node.stages.service import StageService
 from noloco_node.training import tasks
 from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica

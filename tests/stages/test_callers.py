@@ -3,8 +3,8 @@
 from collections import Counter
 
 from noloco_node.stages.callers import COUNTED, GONE_S, HEARD_S, LEAST, MOST_CALLERS, SHARE, SHARED_S, Callers, Turns
-from noloco_node.stages.kept import MOST_CALLERS as MOST_KEPT
-from noloco_node.stages.kept import Kept
+from noloco_node.stages.held import MOST_CALLERS as MOST_KEPT
+from noloco_node.stages.held import Kept
 
 TOKENS = 64
 

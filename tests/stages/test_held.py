@@ -1,4 +1,4 @@
-"""What is here of others' micro-batches."""
+"""What is here of others: micro-batches, and held-out data to measure with."""
 
 import pytest
 
@@ -21,3 +21,16 @@ def test_what_a_caller_may_take_and_what_it_gives_back(monkeypatch: pytest.Monke
                 first.take(1)
             assert held.callers == {"b": 1} and held.free == held_module.MOST_HELD - 1
     assert not held.calls and not held.callers and not held.bytes
+
+
+def test_who_sends_nothing_any_more_is_forgotten_after_some_rounds() -> None:
+    """It has left, or its data go to another node: this one would measure with its activations for ever."""
+    kept = held_module.Kept[str]()
+    kept.keep("gone", "old", 1, 8)
+    for use in range(held_module.MOST_USES):
+        kept.keep("here", f"new {use}", 1, 1)
+        assert kept.of_each() == [["old"], [f"new {use}"]]
+    assert kept.of_each() == [[f"new {held_module.MOST_USES - 1}"]]
+    assert all(kept.of_each() for _ in range(held_module.MOST_USES - 2)) and not kept.of_each()
+    kept.keep("gone", "back", 1, 8)
+    assert kept.of_each() == [["back"]]

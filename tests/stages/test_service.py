@@ -21,11 +21,13 @@ from stage_pairs import TinyPart
 from noloco_node.errors import PeerLost
 from noloco_node.run.schema import Manifest, StagesSpec
 from noloco_node.stages import held as held_module
+from noloco_node.stages import next_stage
 from noloco_node.stages import service as service_module
 from noloco_node.stages.letters import Answer, Answered, Asked, Letter, Lost, LostMicroBatch, Sent
+from noloco_node.stages.next_stage import StageTerms
 from noloco_node.stages.part import Position
 from noloco_node.stages.passes import StageTask
-from noloco_node.stages.service import StageService, StageTerms
+from noloco_node.stages.service import StageService
 from noloco_node.stages.shown import LEAST_JUDGED
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import stage_messages as wire
@@ -45,14 +47,14 @@ class Node:
         )
         self.transport.serve(lambda server: add_StageServicer_to_server(self.service, server))
         at = Position(stage, 2)
-        self.service._loop = asyncio.get_running_loop()
-        self.service._task = StageTask(PART, PART, at, self.service, self.service.letters)
+        task = StageTask(PART, PART, at, self.service._next, self.service.letters)
+        self.service._task = self.service._next.task = task
         self.service.begin(StageTerms(RUN_ID, "fp32"))
 
     def sends(self, within_s: float = 60.0, *, evaluates: bool = False, tries: bool = False) -> Sent:
         what, until = (torch.ones(2, *PART.activations), PART.some_targets(2)), time.monotonic() + within_s
         micro = Sent(7, *what, evaluates, until, tries=tries)
-        self.service.send(micro)
+        self.service._next.send(micro)
         return micro
 
     async def letter(self, within_s: float = 30.0) -> Letter:
@@ -74,7 +76,7 @@ async def comes(found: Callable[[], bool], within_s: float = 30.0) -> None:
 
 @pytest.fixture(autouse=True)
 def a_machine_that_stands_still_is_no_silent_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "LEAST_PATIENCE_S", 60.0)
+    monkeypatch.setattr(next_stage, "LEAST_PATIENCE_S", 60.0)
 
 
 class Trio:
@@ -168,9 +170,9 @@ async def test_a_peer_that_dies_does_not_lose_the_micro_batch(trio: Trio) -> Non
 
 
 async def test_a_silent_peer_costs_a_while_where_there_is_another(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "LEAST_PATIENCE_S", 0.2)
-    trio.first.service._took_s.append(0.01)
-    trio.first.service._took_s.append(0.01)
+    monkeypatch.setattr(next_stage, "LEAST_PATIENCE_S", 0.2)
+    trio.first.service._next._took_s.append(0.01)
+    trio.first.service._next._took_s.append(0.01)
     await trio.start()
     trio.first.sends()
     both = [await node.letter() for node in (trio.one, trio.two)]  # the first one never answers
@@ -208,11 +210,11 @@ async def test_micro_batches_that_nobody_answers_in_time_are_said_while_this_nod
         assert isinstance(await trio.first.letter(), Lost)
     (finding,) = says()
     assert f"{LEAST_JUDGED} of its last {LEAST_JUDGED} micro-batches got no answer in time" in finding.text
-    trio.first.service._may_send = lambda: False
+    trio.first.service._next._may_send = lambda: False
     trio.first.sends(within_s=0.01)
     assert isinstance(await trio.first.letter(), Lost)
     assert says() == (finding,), "what its own limits keep back is not late"
-    trio.first.service._may_send = lambda: True
+    trio.first.service._next._may_send = lambda: True
     answering = asyncio.create_task(answers(trio.one))
     for _ in range(LEAST_JUDGED):
         trio.first.sends()
@@ -417,7 +419,7 @@ async def test_an_answer_takes_memory_until_its_caller_has_read_it_and_no_place(
     """Else who reads none could have any number of them here."""
     await trio.start("one")
     service, reads = trio.one.service, asyncio.Event()
-    monkeypatch.setattr(service._pace, "sending", lambda _size: reads.wait())
+    monkeypatch.setattr(service._frames._pace, "sending", lambda _size: reads.wait())
     trio.first.sends()
     asked = await trio.one.letter()
     assert isinstance(asked, Asked)
@@ -497,7 +499,7 @@ class Middle:
 
     def passes_on(self, asked: Asked, *, evaluates: bool = False) -> None:
         until = time.monotonic() + 60
-        self.node.service.send(Sent(7, asked.activations, asked.targets, evaluates, until, asked))
+        self.node.service._next.send(Sent(7, asked.activations, asked.targets, evaluates, until, asked))
 
 
 @pytest.fixture
@@ -526,13 +528,17 @@ async def test_what_a_caller_gave_up_keeps_its_place_until_its_call_to_the_next_
     await comes(lambda: not held.callers and not held.calls and not held.bytes)
     await comes(lambda: not last.callers)
     service = middle.node.service
-    assert not service._given_up and not service._carrying and service._routes._peers["last"].under_way == 0
+    assert (
+        not service._next._given_up
+        and not service._next._carrying
+        and service._next._routes._peers["last"].under_way == 0
+    )
 
 
 async def test_what_a_caller_gave_up_before_it_was_passed_on_is_not_passed_on(middle: Middle) -> None:
     asked, call = await middle.called()
     call.cancel()
-    await comes(lambda: asked in middle.node.service._given_up)
+    await comes(lambda: asked in middle.node.service._next._given_up)
     middle.passes_on(asked)
     assert await middle.node.letter() == Lost(7)
     assert not middle.last.service._held.calls and middle.held.callers == {"first": 1}
@@ -569,7 +575,7 @@ async def test_who_sends_other_gradients_than_its_stage_is_left_out(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three nodes of the second stage, of which one turns the sign of its gradients."""
-    monkeypatch.setattr(service_module, "COMPARED", 1.0)
+    monkeypatch.setattr(next_stage, "COMPARED", 1.0)
     three = Node(trio.network, "three", 1)
     await three.transport.start()
     await trio.start("one", "two", "three")
@@ -664,7 +670,7 @@ async def test_who_lies_is_not_believed_while_another_one_is_busy(quartet: Quart
     says = {quartet.one: 2.0, quartet.two: 2.06, quartet.three: 1e9}
     answering = [asyncio.create_task(answer_held_out(node, loss)) for node, loss in says.items()]
     try:
-        quartet.first.service._routes.full("one", asyncio.get_running_loop().time())
+        quartet.first.service._next._routes.full("one", asyncio.get_running_loop().time())
         quartet.first.sends(evaluates=True)
         came = await quartet.first.letter()
         assert isinstance(came, Answered) and 1.9 <= came.answer.loss <= 2.1
@@ -679,7 +685,7 @@ async def test_one_that_is_silent_or_refuses_does_not_stop_an_evaluation(
     quartet: Quartet, monkeypatch: pytest.MonkeyPatch, refuses: bool
 ) -> None:
     await quartet.start()
-    monkeypatch.setattr(quartet.first.service, "_patience_s", lambda peer, now: 0.2 if peer == "three" else 60.0)
+    monkeypatch.setattr(quartet.first.service._next, "_patience_s", lambda peer, now: 0.2 if peer == "three" else 60.0)
     quartet.three.service._works = lambda: not refuses
     answering = [
         asyncio.create_task(answer_held_out(node, loss)) for node, loss in ((quartet.one, 2.0), (quartet.two, 2.06))
