@@ -181,7 +181,7 @@ class NextStage:
         except TimeoutError:
             late = True
             log.debug("a micro-batch is lost: nobody answered in time")
-        except NonFinite as error:
+        except (NonFinite, torch.OutOfMemoryError) as error:
             log.debug("a micro-batch is lost: %s", error)
         finally:
             if micro.asked:

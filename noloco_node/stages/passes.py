@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from noloco_node.core import gpu
 from noloco_node.errors import OutOfMemory, UsageError
 from noloco_node.run.schema import InnerSpec, Manifest
 from noloco_node.stages.callers import Callers, Turns
@@ -331,8 +332,7 @@ class StagePasses(Gradients):
         self._micro.halve()
 
     def _answer(self, asked: Asked) -> None:
-        inputs = self._there(asked.activations)
-        size, now = _size(inputs), time.monotonic()
+        size, now = _size(asked.activations), time.monotonic()
         factor = self._usual_activations.factor(size, now)
         if not asked.evaluates:  # evaluations are not limited, so they move nothing
             self._usual_activations.counts(size, asked.caller, now)
@@ -344,6 +344,7 @@ class StagePasses(Gradients):
             return
         if asked.evaluates and not asked.tries:
             self._keep(asked)
+        inputs = self._there(asked.activations)
         if not self._at.last:
             self._forward(inputs, asked.targets, asked, time.monotonic() + PASSED_ON * (asked.until - time.monotonic()))
         elif asked.evaluates:
@@ -377,8 +378,7 @@ class StagePasses(Gradients):
             self._stage.window.passed(time.monotonic())
             if not self._training:
                 return
-        gradient = self._there(answer.gradient)
-        size = _size(gradient)
+        size = _size(answer.gradient)
         factor = self._usual_gradient.factor(size)
         if not factor:
             self._lose(asked)
@@ -387,9 +387,8 @@ class StagePasses(Gradients):
         inputs = under_way.inputs
         if not self._at.first:
             inputs = inputs.detach().requires_grad_()
-        self._finish_backward(
-            self._activations(inputs), gradient * factor, inputs, under_way.targets, answer.loss, asked
-        )
+        gradient = self._there(answer.gradient) * factor
+        self._finish_backward(self._activations(inputs), gradient, inputs, under_way.targets, answer.loss, asked)
 
     def _activations(self, inputs: Tensor) -> Tensor:
         return torch.cat(self._in_parts(self._part.forward, inputs)).float()
@@ -473,7 +472,7 @@ class StagePasses(Gradients):
             self._lose(self._under_way.pop(ticket).asked)
 
     def _there(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device)
+        return gpu.to_device(tensor, self._device)
 
     # ---- held-out data ----
     def _keep(self, asked: Asked) -> None:
@@ -552,5 +551,6 @@ class StagePasses(Gradients):
 
 
 def _size(values: Tensor) -> float:
-    """Root of the mean square: the same for any number of examples."""
+    """Root of the mean square: the same for any number of examples. Of what lies on the CPU as it has come: for a GPU's
+    answer the thread would have to wait."""
     return float(values.float().square().mean().sqrt())

@@ -214,7 +214,7 @@ class StageService(StageServicer):
             try:
                 gradient = answer.gradient
                 payload = b"" if gradient is None else await asyncio.to_thread(self._codec.encode, gradient)
-            except NonFinite as error:
+            except (NonFinite, torch.OutOfMemoryError) as error:
                 raise LostMicroBatch(str(error)) from None
             call.leave(len(payload))
             return replace(answer, gradient=None), payload, place.pop_all()

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from checks import commands, kernels, loops, replicas, shortage, swaps
+from checks import commands, kernels, loops, replicas, shortage, stages, swaps
 from checks.place import Place, Skip
 
 MODULES = (kernels, replicas, loops, swaps, shortage, commands)
-CHECKS = [pytest.param(check, id=check.__name__) for module in MODULES for check in module.CHECKS]
+CHECKS = [check for module in MODULES for check in module.CHECKS] + [stages.a_chain_has_the_losses_of_a_cpu]
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 @pytest.mark.gpu
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_on_a_gpu(check: Callable[[Place], object], place: Place) -> None:
     try:
         check(place)

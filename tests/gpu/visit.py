@@ -44,7 +44,7 @@ WANTED = {
     "cryptography": "`bench training`, and nodes",
     "rich": "the `bench` commands, and nodes",
     "grpc": "nodes",
-    "google.protobuf": "nodes",
+    "google.protobuf": "stages, and nodes",
     "hivemind": "nodes",
 }
 
@@ -76,6 +76,7 @@ PARTS = (
     Part("codec_speed", 60),
     Part("one_billion", 270),
     Part("plain_loop", 150),
+    Part("stages", 120),
     Part("shortage", 90),
     Part("profile_steps", 90),
 )

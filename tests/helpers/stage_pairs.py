@@ -4,11 +4,14 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from replicas import small_text
 
+from noloco_node.core.codecs.activations import activation_codec
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, StagesSpec
 from noloco_node.stages.letters import Answer, Answered, Asked, Letter, Lost, Sent
 from noloco_node.stages.part import Position, part_of
@@ -16,6 +19,8 @@ from noloco_node.stages.passes import StageTask
 from noloco_node.training.build import build_replica
 from noloco_node.training.task import Task
 
+BUILT: dict[str, Any] = {"device": "cpu", "threads": 1, "corpus": small_text()}
+CODEC = activation_codec("fp32")
 LLAMA = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
 
 
@@ -44,17 +49,27 @@ class Wire:
         answer: Future[Answer] = Future()
 
         def came(done: "Future[Answer]") -> None:
-            found = None if done.exception() else self.spoil(done.result())
+            found = None if done.exception() else self.spoil(_told(done.result()))
             self.letters.put(Answered(micro.ticket, found) if found else Lost(micro.ticket))
 
         answer.add_done_callback(came)
         assert self.next is not None
-        sent = (micro.activations.clone(), micro.targets, micro.evaluates, micro.until, answer)
+        sent = (_carried(micro.activations), micro.targets, micro.evaluates, micro.until, answer)
         self.next.put(Asked(*sent, tries=micro.tries))
 
 
+def _told(answer: Answer) -> Answer:
+    return answer if answer.gradient is None else replace(answer, gradient=_carried(answer.gradient))
+
+
+def _carried(values: torch.Tensor) -> torch.Tensor:
+    """As another node gets them."""
+    return CODEC.decode(CODEC.encode(values), values.shape, torch.device("cpu"))
+
+
 class StageInTest:
-    def __init__(self, run: Manifest, stage: int, peer: str = "a", in_flight: int | None = 1) -> None:
+    def __init__(self, run: Manifest, stage: int, peer: str = "a", in_flight: int | None = 1, **built: Any) -> None:
+        """`built`: how the replica is made, where not on a CPU with the small text."""
         assert run.stages
         self.letters: queue.SimpleQueue[Letter] = queue.SimpleQueue()
         self.wire = Wire(self.letters)
@@ -64,7 +79,7 @@ class StageInTest:
             self.task = StageTask(part_of(whole, run, at), whole, at, self.wire, self.letters, in_flight)
             return self.task
 
-        self.replica = build_replica(run, peer, device="cpu", threads=1, corpus=small_text(), part=part)
+        self.replica = build_replica(run, peer, part=part, **{**BUILT, **built})
         self.losses: list[float] = []
 
     def train(self, steps: int, stop: threading.Event) -> None:
@@ -76,10 +91,10 @@ class StageInTest:
             self.replica.pass_on(0.02)
 
 
-def chain(run: Manifest, in_flight: int | None = 1) -> list[StageInTest]:
+def chain(run: Manifest, in_flight: int | None = 1, **built: Any) -> list[StageInTest]:
     """One node a stage."""
     assert run.stages
-    nodes = [StageInTest(run, stage, in_flight=in_flight) for stage in range(run.stages.count)]
+    nodes = [StageInTest(run, stage, in_flight=in_flight, **built) for stage in range(run.stages.count)]
     for one, other in pairwise(nodes):
         one.wire.next = other.letters
     return nodes

@@ -18,6 +18,7 @@ from moved_clock import MovedClock
 from patience import PATIENCE
 from stage_pairs import TinyPart
 
+from noloco_node.core.codecs.activations import CastActivations
 from noloco_node.errors import PeerLost
 from noloco_node.run.schema import Manifest, StagesSpec
 from noloco_node.stages import held as held_module
@@ -228,6 +229,30 @@ async def answers(node: Node) -> None:
         asked = await node.letter(60)
         if isinstance(asked, Asked) and asked.answer.set_running_or_notify_cancel():
             asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+
+
+async def test_what_finds_no_memory_to_be_coded_is_lost(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's, which the training thread and others use meanwhile."""
+    fails, encode = {"first", "one"}, CastActivations.encode
+
+    def short(codec: CastActivations, values: torch.Tensor) -> bytes:
+        who = "first" if bool((values == 1).all()) else "one"
+        if who in fails:
+            fails.remove(who)
+            raise torch.OutOfMemoryError
+        return encode(codec, values)
+
+    monkeypatch.setattr(CastActivations, "encode", short)
+    await trio.start("one")
+    trio.first.sends()
+    assert isinstance(await trio.first.letter(), Lost) and not fails ^ {"one"}
+    trio.first.sends()
+    for _ in range(2):
+        asked = await trio.one.letter()
+        assert isinstance(asked, Asked)
+        asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+    assert isinstance(await trio.first.letter(), Answered), "another peer, or the same one again, is asked"
+    assert not fails and not trio.first.blamed
 
 
 async def test_with_nobody_there_it_is_lost(trio: Trio) -> None:

@@ -42,9 +42,9 @@ class CastActivations:
     def encode(self, values: Tensor) -> bytes:
         """`values`: floating point, on any device; the calling thread waits for them. Raises NonFinite."""
         coded = values.detach().to(self._dtype).contiguous()
-        if not coded.isfinite().all():
+        host, finite = gpu.to_host(coded.view(-1).view(torch.uint8), coded.isfinite().all())
+        if not finite:
             raise _not_finite()
-        (host,) = gpu.to_host(coded.view(-1).view(torch.uint8))
         return host.tobytes()
 
     def decode(self, payload: bytes, shape: Sequence[int], device: torch.device) -> Tensor:
@@ -68,13 +68,15 @@ class Int8Activations:
     def encode(self, values: Tensor) -> bytes:
         grouped = _grouped(values.detach().float())  # (tokens, groups, at most GROUP)
         peaks = grouped.abs().amax(2, keepdim=True)
-        if not (peaks < LARGEST).all():  # false for NaN too
-            raise _not_finite()
+        finite = (peaks < LARGEST).all()  # false for NaN too
         scales = (peaks * ((1 + 2.0**-8) / 127)).bfloat16()
         scales[peaks < SMALLEST] = 0
         codes = (grouped / scales.float().clamp(min=SMALLEST / 128)).round_().to(torch.int8)
         codes = codes.flatten(1)[:, : values.shape[-1]].contiguous()
-        return b"".join(host.tobytes() for host in gpu.to_host(scales.view(torch.int16), codes))
+        *parts, is_finite = gpu.to_host(scales.view(torch.int16), codes, finite)
+        if not is_finite:
+            raise _not_finite()
+        return b"".join(part.tobytes() for part in parts)
 
     def decode(self, payload: bytes, shape: Sequence[int], device: torch.device) -> Tensor:
         check_length(payload, self.encoded_bytes(shape))

@@ -37,7 +37,7 @@ def preset_350m_compiled(place: Place) -> Seen:
     if place.quick:
         place.require_gpu("compiling takes half a minute of a CPU")
     training = _bench()
-    run = training.manifest("350m", COMPILED_STEPS, **_sizes(place))
+    run = training.manifest("350m", COMPILED_STEPS, **sizes(place))
     replica = build_replica(run, "bench", device=str(place.device), compiled=True)
     began = place.mark()
     first = replica.step()
@@ -114,7 +114,7 @@ def the_loss_of_many_tokens(place: Place) -> Seen:
 def _beside_the_plain_loop(place: Place, name: str) -> Seen:
     place.require_s(30)
     training = _bench()
-    run = training.manifest("tiny" if place.quick else name, 3 if place.quick else STEPS[name], **_sizes(place))
+    run = training.manifest("tiny" if place.quick else name, 3 if place.quick else STEPS[name], **sizes(place))
     inner, losses, pairs = training._both(run, str(place.device), None, lambda *_: None)
     ratio = median(mine / other for mine, other in pairs) - 1
     step_s, plain_s = (median(column) for column in zip(*pairs, strict=True))
@@ -143,7 +143,7 @@ def _differences(place: Place, inner: Replica, run: Manifest) -> dict[str, Any]:
     return {"profiles": found, "longer_ms": dict(largest)}
 
 
-def _sizes(place: Place) -> dict[str, int]:
+def sizes(place: Place) -> dict[str, int]:
     return _bench().SIZES["cpu" if place.quick else "cuda"]
 
 
