@@ -25,7 +25,7 @@ class Frames:
 
     async def received(
         self, frames: AsyncIterator[pb.StageFrame], size: int, take: Callable[[int], None] = lambda size: None
-    ) -> bytes:
+    ) -> memoryview:
         """So many bytes; `take` is told of each part. Each but the last one is full, as any message costs this
         process up to 0.1 ms, also one of a byte. Raises PeerMisbehaved."""
         data = bytearray()
@@ -38,7 +38,7 @@ class Frames:
             data += frame.data
             self._totals.received_bytes += len(frame.data)
             self._pace.received(len(frame.data))
-        return bytes(data)
+        return memoryview(data)
 
 
 async def next_frame(frames: AsyncIterator[pb.StageFrame]) -> wire.Frame:

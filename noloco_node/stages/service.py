@@ -256,7 +256,7 @@ class StageService(StageServicer):
         return task
 
     def _letter(  # noqa: PLR0913, PLR0917
-        self, task: StageTask, asked: wire.MicroBatch, data: bytes, targets: int, until: float, caller: str
+        self, task: StageTask, asked: wire.MicroBatch, data: memoryview, targets: int, until: float, caller: str
     ) -> Asked:
         """Raises PeerMisbehaved."""
         numbers = torch.from_numpy(np.frombuffer(data, "<i4", targets // 4).astype(np.int64))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.core import gpu
-from noloco_node.core.codecs.codec import check_length
+from noloco_node.core.codecs.codec import Payload, check_length
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 GROUP = 128
@@ -47,7 +47,7 @@ class CastActivations:
             raise _not_finite()
         return host.tobytes()
 
-    def decode(self, payload: bytes, shape: Sequence[int], device: torch.device) -> Tensor:
+    def decode(self, payload: Payload, shape: Sequence[int], device: torch.device) -> Tensor:
         """fp32, of this shape, on that device. Raises PeerMisbehaved."""
         check_length(payload, self.encoded_bytes(shape))
         values = _received(payload, 0, len(payload), device).view(self._dtype).view(*shape).float()
@@ -78,7 +78,7 @@ class Int8Activations:
             raise _not_finite()
         return b"".join(part.tobytes() for part in parts)
 
-    def decode(self, payload: bytes, shape: Sequence[int], device: torch.device) -> Tensor:
+    def decode(self, payload: Payload, shape: Sequence[int], device: torch.device) -> Tensor:
         check_length(payload, self.encoded_bytes(shape))
         head = self._scales(shape) * 2
         scales = _received(payload, 0, head, device).view(torch.bfloat16).float()
@@ -117,7 +117,7 @@ def _grouped(values: Tensor) -> Tensor:
     return nn.functional.pad(rows, (0, -rows.shape[1] % width)).view(len(rows), -(-rows.shape[1] // width), width)
 
 
-def _received(payload: bytes, start: int, size: int, device: torch.device) -> Tensor:
+def _received(payload: Payload, start: int, size: int, device: torch.device) -> Tensor:
     """These bytes of it, in memory of their own. A payload may end on any address, so they are copied first."""
     if not size:
         return torch.empty(0, dtype=torch.uint8, device=device)
