@@ -52,9 +52,11 @@ _WORSE_AT_LEAST = 0.1
 class PublishedWeights:
     """The slow weights alone: what is published."""
 
-    path: Path
+    source: Path | str
+    """Where they were; of weights that a running node has fetched, the peer id of whose they are."""
     round: int
-    step: int
+    step: int | None
+    """None: not known."""
     phi: Tensor
     """Flat."""
 

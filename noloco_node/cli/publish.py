@@ -66,8 +66,8 @@ def _mean_of_peers(args: argparse.Namespace) -> tuple[Trained, Path]:
     view = asyncio.run(_gather(home, peers))
     file = signed_file.read(home.run(view.run_id))
     fetched = [
-        weights.Fetched(file, Path(state.path), bytes.fromhex(state.layout or view.layout), state.round, state.step)
-        for state in view.states
+        weights.Fetched(file, Path(of.path), bytes.fromhex(of.layout or view.layout), of.peer_id, of.round, of.step)
+        for of in view.states
     ]
     try:
         trained = _load(args, fetched)
@@ -97,7 +97,7 @@ def _mean_of_files(args: argparse.Namespace) -> tuple[Trained, Path]:
     first = _place(args)
     others = [Path(word.strip()) for word in (args.average or "").split(",") if word.strip()]
     trained = _load(args, [first, *(weights.find(path, first.file.run.run_id) for path in others)])
-    return trained, trained.paths[0].parent.parent / "events.jsonl"
+    return trained, Path(trained.states[0].source).parent.parent / "events.jsonl"
 
 
 def evaluate(args: argparse.Namespace) -> int:
@@ -201,7 +201,8 @@ def _measured_if_possible(trained: Trained, args: argparse.Namespace) -> Measure
 
 def _described(trained: Trained) -> str:
     many = f", mean of {len(trained.states)} states" if len(trained.states) > 1 else ""
-    return f"{trained.run.label} at round {trained.round}, step {trained.step}{many}"
+    step = "" if trained.step is None else f", step {trained.step}"
+    return f"{trained.run.label} at round {trained.round}{step}{many}"
 
 
 def _figures(measured: Measured | None) -> dict[str, Any]:
@@ -219,6 +220,7 @@ def _figures(measured: Measured | None) -> dict[str, Any]:
 def _document(trained: Trained, more: dict[str, Any]) -> dict[str, Any]:
     about = {"run_id": trained.run.run_id, "run": trained.run.label, "round": trained.round, "step": trained.step}
     states = [
-        {"path": str(path), "round": r, "step": s} for path, (r, s) in zip(trained.paths, trained.states, strict=True)
+        {"path" if isinstance(of.source, Path) else "peer_id": str(of.source), "round": of.round, "step": of.step}
+        for of in trained.states
     ]
     return {**about, "states": states, **more}

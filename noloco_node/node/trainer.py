@@ -588,7 +588,8 @@ class TrainingNode(BaseNode):
         with suppress(NolocoError, OSError):  # while p2pd is down, the peers seen last are asked
             await self._membership.look()
         run, terms = rules.run, client.StateTerms(bytes.fromhex(rules.run.run_id), ready.layout, self._token)
-        own = OwnState(self._identity.peer_id, terms, ready.parameters, stats.round, stats.step, run.rounds)
+        now = (stats.round, stats.step, stats.steps_a_round)
+        own = OwnState(self._identity.peer_id, terms, ready.parameters, *now, run.rounds)
         try:
             stages = await self._own_stage.other_stages(run, self._token, self._membership.seen.values())
         except NolocoError as error:

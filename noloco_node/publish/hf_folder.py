@@ -151,7 +151,7 @@ def _about(trained: Trained, measured: Measured | None) -> dict[str, Any]:
         "version": VERSION,
         "round": trained.round,
         "step": trained.step,
-        "states": [{"round": round_, "step": step} for round_, step in trained.states],
+        "states": [{"round": state.round, "step": state.step} for state in trained.states],
         "eval_loss": measured.loss if measured else None,
         "eval_tokens": measured.tokens if measured else None,
     }

@@ -43,7 +43,6 @@ def history(events_file: Path, up_to: int) -> History:
 def card(trained: Trained, measured: Measured | None, rows: History) -> str:
     run = trained.run
     parameters = sum(p.numel() for p in trained.module.parameters())
-    tokens = trained.step * run.inner.batch_tokens
     return _CARD.format(
         name=run.name,
         label=run.label,
@@ -52,7 +51,7 @@ def card(trained: Trained, measured: Measured | None, rows: History) -> str:
         parameters=f"{parameters / 1e6:.2f} M",
         architecture=type(trained.module).__name__,
         what=_what(trained),
-        how_far=f"round {trained.round} of {run.rounds}, step {trained.step}, {tokens:,} tokens a replica",
+        how_far=_how_far(trained),
         measured=_measured(measured),
         recipe=_recipe(run),
         losses=_losses(_spread(rows)),
@@ -60,10 +59,16 @@ def card(trained: Trained, measured: Measured | None, rows: History) -> str:
     )
 
 
+def _how_far(trained: Trained) -> str:
+    run, step = trained.run, trained.step
+    steps = "" if step is None else f", step {step}, {step * run.inner.batch_tokens:,} tokens a replica"
+    return f"round {trained.round} of {run.rounds}{steps}"
+
+
 def _what(trained: Trained) -> str:
     if len(trained.states) == 1:
         return "the slow weights of one replica"
-    rounds = [str(round_) for round_, _ in trained.states]
+    rounds = [str(state.round) for state in trained.states]
     return (
         f"the mean of the slow weights of {len(rounds)} replicas, at rounds {', '.join(rounds[:-1])} and {rounds[-1]}"
     )

@@ -51,12 +51,12 @@ class Exported:
     def slow(self, module: nn.Module) -> PublishedWeights:
         found = model.pretrained(self.folder, module)
         phi = torch.cat([p.detach().flatten() for _, p in model.parameters(found)])
-        return PublishedWeights(self.folder, self._number("round"), self._number("step"), phi)
+        return PublishedWeights(self.folder, self._number("round") or 0, self._number("step"), phi)
 
-    def _number(self, key: str) -> int:
+    def _number(self, key: str) -> int | None:
         """Only shown, so a wrong one does no harm."""
         value = self.file.trained.get(key)
-        return value if isinstance(value, int) else 0
+        return value if isinstance(value, int) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,9 @@ class Fetched:
     file: RunFile
     path: Path
     layout: bytes
+    peer_id: str
     round: int
-    step: int
+    step: int | None
 
     def slow(self, module: nn.Module) -> PublishedWeights:
         if model.layout_digest(module) != self.layout:
@@ -76,7 +77,7 @@ class Fetched:
             phi = torch.from_numpy(np.fromfile(self.path, "<f4"))
         except OSError as error:
             raise UsageError(f"what was fetched is gone ({error.strerror}): export one at a time") from error
-        return PublishedWeights(self.path, self.round, self.step, phi)
+        return PublishedWeights(self.peer_id, self.round, self.step, phi)
 
 
 Weights = Kept | Exported | Fetched
@@ -90,17 +91,17 @@ class Trained:
     module: nn.Module
     """In evaluation mode, on the CPU."""
     tokenizer: tokens.Tokenizer
-    states: tuple[tuple[int, int], ...]
-    """Round and step of each state that it is the mean of."""
-    paths: tuple[Path, ...]
+    states: tuple[PublishedWeights, ...]
+    """That it is the mean of, without their numbers."""
 
     @property
     def round(self) -> int:
-        return max(round_ for round_, _ in self.states)
+        return max(state.round for state in self.states)
 
     @property
-    def step(self) -> int:
-        return max(step for _, step in self.states)
+    def step(self) -> int | None:
+        """None: not known of any."""
+        return max((state.step for state in self.states if state.step is not None), default=None)
 
 
 # ---- where it lies ---------------------------------------------------------------------------------------------------
@@ -165,8 +166,7 @@ def load(places: Sequence[Weights], sources: Sources) -> Trained:
         narrow = part.untie if run.stages else model.as_it_is
         module = model.build(run.model, tokenizer.vocabulary, run.seed, run.data.sequence_length, narrow)
         slow = _mean_into(module, places)
-    states, paths = tuple((each.round, each.step) for each in slow), tuple(each.path for each in slow)
-    return Trained(first.signed, first.run, module.eval(), tokenizer, states, paths)
+    return Trained(first.signed, first.run, module.eval(), tokenizer, tuple(slow))
 
 
 def _mean_into(module: nn.Module, places: Sequence[Weights]) -> list[PublishedWeights]:

@@ -55,6 +55,8 @@ class OwnState:
     parameters: int
     round: int
     step: int
+    steps_a_round: int | None
+    """None where phases last so many seconds."""
     budget: int
     """Rounds of the run."""
 
@@ -138,8 +140,8 @@ class Collector:
     ) -> None:
         me = self._own
         oldest = me.round - STALE_ROUNDS
-        donors = self._in_turn(there, me, peers, oldest)
-        turns = [self._in_turn(stage.there, me, peers, self._oldest(stage, me)) for stage in stages]
+        donors = self._in_turn(there, peers, oldest)
+        turns = [self._in_turn(stage.there, peers, self._oldest(stage)) for stage in stages]
         for stage, turn in zip(stages, turns, strict=True):
             if not turn:
                 raise stage.missing()
@@ -150,13 +152,13 @@ class Collector:
         round_, numbers = await asyncio.wrap_future(owner.live_state())
         if not await asyncio.to_thread(client.is_finite, numbers):
             raise NonFinite("this node's own weights hold NaN or Inf: average others, through another node")
-        await self._keep(folder, me.peer_id, me.step, LiveState(round_, numbers))
+        await self._keep(folder, me, LiveState(round_, numbers))
         for donor in donors:
             if len(self.view.states) > peers:
                 break
             await self._take(folder, donor, None, oldest)
         for stage, turn in zip(stages, turns, strict=True):
-            before, oldest = len(self.view.states), self._oldest(stage, me)
+            before, oldest = len(self.view.states), self._oldest(stage)
             for donor in turn:
                 if len(self.view.states) - before >= peers:
                     break
@@ -164,25 +166,29 @@ class Collector:
             if len(self.view.states) == before:
                 raise stage.missing()
         if len(self.view.states) == 1:
+            nobody = "" if donors else ", as none with weights of the run is seen"
             raise SwarmUnreachable(
-                "no other node sent its state: see `noloco-node peers`, or leave --average out to export this one's"
+                f"no other node sent its state{nobody}: see `noloco-node peers`, or leave --average out to export this "
+                "one's"
             )
 
-    def _oldest(self, stage: OtherStage, own: OwnState) -> int:
+    def _oldest(self, stage: OtherStage) -> int:
         """The earliest round of another stage's state that counts. Stages differ in speed, and so in round: the middle
         round of those that train there decides."""
         holders = [record for record in stage.there if record.state in HAS_WEIGHTS]
         training = [record for record in holders if record.state == NodeState.TRAINING]
         rounds = {record.peer_id: record.round for record in training or holders}
-        at = middle_round(rounds, self._place_of) if rounds else own.round
-        return min(at, own.round) - STALE_ROUNDS  # so whoever claims a high round shuts nobody out
+        own = self._own.round
+        at = middle_round(rounds, self._place_of) if rounds else own
+        return min(at, own) - STALE_ROUNDS  # so whoever claims a high round shuts nobody out
 
-    def _in_turn(self, there: Collection[PeerRecord], own: OwnState, peers: int, oldest: int) -> list[PeerRecord]:
+    def _in_turn(self, there: Collection[PeerRecord], peers: int, oldest: int) -> list[PeerRecord]:
         """The donors that are asked: drawn by place first, so that a crowd on one host keeps nobody waiting; of these
-        those that train first, without those known to be far behind."""
-        fit = {r.peer_id: r for r in there if r.state in HAS_WEIGHTS and r.peer_id != own.peer_id and r.round >= oldest}
+        those that train first, and of both kinds last those whose record is of a round before `oldest`. A record may be
+        20 s old, which are many short rounds: what the donor answers decides."""
+        fit = {r.peer_id: r for r in there if r.state in HAS_WEIGHTS and r.peer_id != self._own.peer_id}
         drawn = places.several(random, {peer: self._place_of(peer) for peer in fit}, peers + MOST_SKIPPED)
-        return sorted((fit[peer] for peer in drawn), key=lambda record: record.state != NodeState.TRAINING)
+        return sorted((fit[peer] for peer in drawn), key=lambda r: (r.state != NodeState.TRAINING, r.round < oldest))
 
     def _fresh_folder(self, sizes: Sequence[int]) -> Path:
         """`sizes`: parameters of each state. Raises DiskFull, UsageError."""
@@ -210,21 +216,29 @@ class Collector:
         try:
             async with asyncio.timeout(BEGIN_S + download.total_bytes / self._slowest):
                 state = await client.fetch(self._channel(donor.peer_id), terms, download, attempt, self._policy.traffic)
-            await self._keep(folder, donor.peer_id, donor.step, state, stage)
+            await self._keep(folder, donor, state, stage)
         except TimeoutError:
             self._skip(name, "too slow")
         except PeerFault as fault:
             self._skip(name, fault.reason.replace("_", " "))
 
     async def _keep(
-        self, folder: Path, peer_id: str, step: int, state: LiveState, stage: OtherStage | None = None
+        self, folder: Path, of: OwnState | PeerRecord, state: LiveState, stage: OtherStage | None = None
     ) -> None:
         """Raises DiskFull, UsageError."""
         path = folder / f"{len(self.view.states)}.f32"
         phi = state.data[: _PLACE_BYTES * (stage or self._own).parameters]
         await asyncio.to_thread(_write, path, phi)
-        kept = GatheredState(str(path), peer_id, state.round, step, stage.terms.layout.hex() if stage else "")
+        layout = stage.terms.layout.hex() if stage else ""
+        kept = GatheredState(str(path), of.peer_id, state.round, self._step(of, state.round), layout)
         self.view = replace(self.view, states=(*self.view.states, kept))
+
+    def _step(self, of: OwnState | PeerRecord, round: int) -> int | None:
+        """At the boundary that φ is of. A phase by time has another number of steps on each node, which is known where
+        what the node said of itself is of that round."""
+        if self._own.steps_a_round:
+            return round * self._own.steps_a_round
+        return of.step if of.round == round else None
 
     def _skip(self, name: str, why: str) -> None:
         log.info("no state from %s for an average: %s", name, why)

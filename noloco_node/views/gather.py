@@ -10,7 +10,8 @@ class GatheredState:
     path: str
     peer_id: str
     round: int
-    step: int
+    step: int | None
+    """At the end of that round; None: not known."""
     layout: str = ""
     """Of its numbers, where that is another one than this node's: of another stage."""
 

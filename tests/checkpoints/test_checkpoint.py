@@ -222,7 +222,7 @@ def test_slow_weights_need_nothing_but_their_file(tmp_path: Path) -> None:
     path = save(tmp_path, state, RUN, LAYOUT)
     (path / "inner.pt").unlink()
     slow = checkpoint.slow_weights(listing.kept(tmp_path), RUN, LAYOUT)
-    assert (slow.path, slow.step) == (path, 50) and torch.equal(slow.phi, state.outer["phi"])
+    assert (slow.source, slow.step) == (path, 50) and torch.equal(slow.phi, state.outer["phi"])
     (path / "outer.safetensors").write_bytes(b"")
     assert checkpoint.slow_weights(listing.kept(tmp_path), RUN, LAYOUT).step == 40
     with pytest.raises(UsageError, match="no checkpoint that can be used: checkpoint 50 is skipped"):

@@ -1,5 +1,6 @@
 """`export`, `eval` and `sample` over homes as nodes leave them: real small models on the real text."""
 
+import asyncio
 import errno
 import hashlib
 import json
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_node import OTHER, STATUS, FakeNode
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from texts import jsonl, texts, tokenizer_json
@@ -23,6 +25,7 @@ from noloco_node.base.identity import Identity
 from noloco_node.base.validation import printable
 from noloco_node.checkpoints import checkpoint
 from noloco_node.cli import main
+from noloco_node.control import socket_server
 from noloco_node.data.corpus import NOTHING
 from noloco_node.data.sources import Sources
 from noloco_node.errors import Incompatible, UsageError
@@ -36,6 +39,7 @@ from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
 from noloco_node.training.build import build_replica
 from noloco_node.training.replica import Replica
+from noloco_node.views.gather import GatheredState, GatherView
 
 SHAPES: dict[str, dict[str, Any]] = {
     "LlamaConfig": {
@@ -416,10 +420,53 @@ def test_a_mean_of_live_peers_wants_a_running_node(
     assert not (tmp_path / "mean").exists()
 
 
+def test_a_mean_of_live_peers_says_whose_the_states_are(
+    left: Left, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It named files that are gone when the command ends."""
+
+    class Gathers(FakeNode):
+        async def gather(self, _peers):
+            folder = tmp_path / "gathered"
+            folder.mkdir()
+            own, other = (folder / f"{at}.f32" for at in range(2))
+            for place in (own, other):
+                place.write_bytes(left.phi[-1].numpy().tobytes())
+            states = (GatheredState(str(own), STATUS.peer_id, 3, 6), GatheredState(str(other), OTHER, 4, None))
+            yield GatherView(run_id=left.run.run_id, layout=left.layout.hex(), states=states, done=True)
+
+    async def story(to: Path) -> int:
+        async with socket_server.serving(left.home, Gathers()):
+            words = ["export", "--to", str(to), "--home", str(left.home.root), "--average", "1", "--json"]
+            return await asyncio.to_thread(main, words)
+
+    capsys.readouterr()
+    assert asyncio.run(story(tmp_path / "mean")) == 0, capsys.readouterr().err
+    said = json.loads(capsys.readouterr().out)
+    assert (said["round"], said["step"]) == (4, 6)
+    assert said["states"] == [
+        {"peer_id": STATUS.peer_id, "round": 3, "step": 6},
+        {"peer_id": OTHER, "round": 4, "step": None},
+    ]
+    assert not (tmp_path / "gathered").exists()
+    assert told(capsys, "eval", str(tmp_path / "mean"))["step"] == 6
+
+
+def test_an_export_may_say_no_step(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With phases by time that of a peer is not always known."""
+    folder, to = tmp_path / "model", tmp_path / "again"
+    shutil.copytree(exported, folder)
+    about = json.loads((folder / signed_file.NAME).read_text())
+    about["trained"]["step"] = None
+    (folder / signed_file.NAME).write_text(json.dumps(about))
+    assert told(capsys, "export", "--to", str(to), "--home", str(folder))["step"] is None
+    assert "| how far | round 2 of 8 |" in (to / "README.md").read_text()
+
+
 def test_what_was_fetched_is_of_this_model_and_there(left: Left, tmp_path: Path) -> None:
     file, place = signed_file.read(left.folder), tmp_path / "0.f32"
     place.write_bytes(left.phi[-1].numpy().tobytes())
-    fetched = Fetched(file, place, left.layout, 2, 5)
+    fetched = Fetched(file, place, left.layout, "peer", 2, 5)
     assert torch.equal(fetched.slow(module_of(left.run)).phi, left.phi[-1])
     with pytest.raises(Incompatible, match="restart the node"):
         replace(fetched, layout=bytes(32)).slow(module_of(left.run))

@@ -29,7 +29,7 @@ def fetched(run: Manifest, stage: int, folder: Path, shift: float = 0.0) -> Fetc
     path = folder / f"{stage}{shift}.f32"
     phi.numpy().tofile(path)
     signed = manifest.sign(run, Identity.load_or_create(folder / "key"))
-    return Fetched(RunFile(signed, run, {}), path, model.layout_digest(module), 3, 15)
+    return Fetched(RunFile(signed, run, {}), path, model.layout_digest(module), "peer", 3, 15)
 
 
 def test_the_whole_is_made_of_a_mean_of_each_stage(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_the_whole_is_made_of_a_mean_of_each_stage(tmp_path: Path) -> None:
         torch.testing.assert_close(found[name], p + 0.3)
     assert torch.equal(found["lm_head.weight"], last.lm_head.weight)
     assert torch.equal(found["model.layers.2.mlp.up_proj.weight"], last.model.layers[0].mlp.up_proj.weight)
-    assert trained.states == ((3, 15),) * 3
+    assert [(state.round, state.step) for state in trained.states] == [(3, 15)] * 3
     ids = torch.arange(6)[None]
     with torch.no_grad():
         shifted = {name: p + 0.3 for name, p in first.named_parameters()}

@@ -19,7 +19,7 @@ from noloco_node.state_transfer.client import StateTerms
 from noloco_node.state_transfer.collect import Collector, OtherStage, OwnState
 from noloco_node.views.gather import GatherView
 
-OWN = OwnState("joining", TERMS, NUMBERS // 2, 12, 600, BUDGET)
+OWN = OwnState("joining", TERMS, NUMBERS // 2, 12, 600, 50, BUDGET)
 NAN = b"\x00\x00\xc0\x7f"
 
 
@@ -89,7 +89,7 @@ def test_each_donors_weights_are_in_a_file_and_others_are_skipped_by_name(tmp_pa
     assert done.done and done.failure is None
     assert [(s.peer_id, s.round, s.step) for s in done.states] == [
         ("joining", 12, 600),
-        ("honest", 14, 600),
+        ("honest", 14, 700),
         ("paused", 9, 450),
     ]
     for state, seed in zip(done.states, range(3), strict=True):
@@ -102,7 +102,49 @@ def test_each_donors_weights_are_in_a_file_and_others_are_skipped_by_name(tmp_pa
         name_of("behind"): "old state",
         name_of("damaged"): "bad digest",
         name_of("gone"): why[name_of("gone")],
+        name_of("old"): why[name_of("old")],
     }
+
+
+def test_a_donor_is_judged_by_the_round_that_it_answers_and_not_by_its_record(tmp_path: Path) -> None:
+    """In a run with rounds of a second, records are more than ten rounds old."""
+
+    async def story(there: list[PeerRecord]) -> GatherView:
+        network = DonorNetwork()
+        for seed, round in ((1, 13), (2, 1)):
+            await network.donor(f"at {round}", Owner(numbers(seed), round=round))
+        return await gather(network, tmp_path, there, 2)
+
+    done = asyncio.run(story([record("at 13", round=1), record("at 1", round=1)]))
+    assert [state.peer_id for state in done.states] == ["joining", "at 13"]
+    assert done.skipped == (f"{name_of('at 1')}: old state",)
+    assert done.failure is None
+    assert "as none with weights of the run is seen" in (asyncio.run(story([])).failure or "")
+    late = asyncio.run(story([record("at 1", round=1)]))
+    assert late.skipped and "no other node sent its state: see" in (late.failure or "")
+
+
+def test_donors_whose_records_are_far_behind_are_asked_last(tmp_path: Path) -> None:
+    async def story() -> GatherView:
+        network = DonorNetwork()
+        there = [record("behind", round=1), record("near"), record("paused", "paused")]
+        for seed, each in enumerate(there):
+            await network.donor(each.peer_id, Owner(numbers(seed)))
+        return await gather(network, tmp_path, there, 3)
+
+    assert [state.peer_id for state in asyncio.run(story()).states] == ["joining", "near", "behind", "paused"]
+
+
+def test_with_phases_by_time_a_states_step_is_known_where_the_record_is_of_its_round(tmp_path: Path) -> None:
+    async def story() -> GatherView:
+        network = DonorNetwork()
+        for seed, (name, round) in enumerate((("same", 12), ("later", 13))):
+            await network.donor(name, Owner(numbers(seed), round=round))
+        there = [record("same"), record("later")]
+        return await gather(network, tmp_path, there, 2, at=replace(OWN, steps_a_round=None))
+
+    steps = {state.peer_id: state.step for state in asyncio.run(story()).states}
+    assert steps == {"joining": 600, "same": 600, "later": None}
 
 
 def test_another_stage_may_be_many_rounds_behind_but_none_of_its_nodes_behind_the_others_there(tmp_path: Path) -> None:
