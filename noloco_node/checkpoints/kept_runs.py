@@ -22,6 +22,7 @@ class KeptRun:
     round: int
     """Of the newest checkpoint."""
     rounds: int | None
+    """Of the run; where it is over, as many as this home has."""
     finished: bool
     amended: str | None
     """What its author changed in it later."""
@@ -62,7 +63,8 @@ def _kept(folder: Path, held: str | None) -> KeptRun:
     round, rounds, label, over, amended = newest.round if newest else 0, None, folder.name[:12], False, None
     with suppress(UsageError):
         file = signed_file.read(folder)
-        rounds, label, over = file.run.rounds, file.run.label, file.is_over(round)
+        label, over = file.run.label, file.is_over(round)
+        rounds = round if over else file.run.rounds
         amended = file.amendment.words() if file.amendment else None
     return KeptRun(
         run_id=folder.name,

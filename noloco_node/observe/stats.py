@@ -15,6 +15,7 @@ from noloco_node.base.events import (
     TakenBack,
     WentSolo,
 )
+from noloco_node.base.states import NodeState
 from noloco_node.core.round import TOO_SLOW
 from noloco_node.training.time_accounts import Spent
 from noloco_node.views.peers import PeerRow
@@ -29,6 +30,7 @@ three of four machines did 20 times the steps of the fourth, that one had 0.06; 
 """
 PEERS = 256
 """The latest partners that are kept: each is part of every status, and a node may swap with thousands."""
+_START = Spent({}, 0.0)
 
 
 @dataclass(slots=True)
@@ -147,8 +149,7 @@ class NodeStats:
         """The training thread's time so far; to be called every second or so."""
         self.spent = spent
         self._minute.append(spent)
-        since = sum(spent.accounts.values()) - MINUTE_S
-        while len(self._minute) > 1 and sum(self._minute[1].accounts.values()) <= since:
+        while len(self._minute) > 1 and self._minute[1].all_s <= spent.all_s - MINUTE_S:
             self._minute.popleft()
 
     def _commit(self, event: RoundCommitted) -> None:
@@ -179,7 +180,7 @@ class NodeStats:
             rounds_target=self.rounds_target,
             step=self._step_now,
             steps_target=self.steps_target,
-            left_s=self.left_s,
+            left_s=None if view.state == NodeState.PAUSED else self.left_s,
             phase=self.phase,
             tokens=self.tokens,
             tokens_per_s=phase.tokens_per_s if phase else None,
@@ -197,8 +198,8 @@ class NodeStats:
             relative_error=last.relative_error if last else None,
             rounds=Rounds(self.committed, self.solo.total(), dict(self.solo)),
             partners={peer: together.exchanges for peer, together in self.with_peer.items()},
-            busy_fraction=_busy(Spent({}, 0.0), self.spent),
-            busy_fraction_minute=_busy(self._minute[0], self.spent) if self._minute else None,
+            busy_fraction=_busy(_START, self.spent),
+            busy_fraction_minute=_busy(self._minute[0] if self.spent.all_s > MINUTE_S else _START, self.spent),
             time_s=self.spent.accounts,
             stall_ms=phase.stall_ms if phase else None,
             faults=dict(self.faults),

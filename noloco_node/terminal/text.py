@@ -160,8 +160,9 @@ def _progress(view: StatusView) -> Iterator[str]:
         yield f"loss {loss(trained.loss)}" + (f" (eval {loss(view.eval_loss)})" if view.eval_loss is not None else "")
     yield from figures(replace(view, tokens_per_s=trained.tokens_per_s))
     if view.busy_fraction is not None:
-        minute = view.busy_fraction_minute
-        yield f"busy {share(view.busy_fraction, 1)}" + (f" (last minute {share(minute)})" if minute is not None else "")
+        minute = view.busy_fraction_minute  # the same in the first minute
+        lately = "" if minute in (None, view.busy_fraction) else f" (last minute {share(minute)})"
+        yield f"busy {share(view.busy_fraction, 1)}{lately}"
 
 
 def stage(view: StageView) -> Iterator[str]:

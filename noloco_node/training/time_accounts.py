@@ -35,6 +35,10 @@ class Spent:
         return self.accounts.get("step", 0.0) if self.gpu_s is None else self.gpu_s
 
     @property
+    def all_s(self) -> float:
+        return sum(self.accounts.values())
+
+    @property
     def clock_s(self) -> float:
         """All of it, without pauses."""
         return sum(s for account, s in self.accounts.items() if account != "paused")

@@ -188,7 +188,7 @@ class StatusView:
     steps_target: int | None = None
     """The step at which this node stops; None where phases last so many seconds."""
     left_s: float | None = None
-    """Seconds until then, at the pace of the last rounds."""
+    """Seconds until then, at the pace of the last rounds; None in a pause."""
     phase: Phase | None = None
     """The one under way; the next figures are of the last complete one."""
     tokens: int = 0

@@ -12,7 +12,8 @@ from noloco_node.checkpoints import kept_runs, listing
 from noloco_node.errors import NodeAlreadyRunning, UsageError
 from noloco_node.host import paths
 from noloco_node.host.home import Home
-from noloco_node.run import manifest, signed_file
+from noloco_node.run import amendment, manifest, signed_file
+from noloco_node.run.amendment import Amendment
 from noloco_node.run.schema import Manifest
 
 
@@ -46,6 +47,13 @@ def test_what_is_said_of_each(home: Home) -> None:
     assert there[over].bytes > 300 and (there[over].active_at or 0) > 1e9
     assert (there["x"].label, there["x"].rounds, there["x"].active_at, there["x"].bytes) == ("x", None, None, 0)
     assert all(run.running for run in kept_runs.kept(home, held="")), "a node is starting here, in one of them"
+
+
+def test_a_run_that_its_author_ended_has_as_many_rounds_as_it_came_to(home: Home) -> None:
+    run_id, author = was_in(home, "ended", 3), Identity.load_or_create(home.identity)
+    amendment.write(home.run(run_id), amendment.sign(Amendment(run=run_id, version=1, ended=True), author))
+    (run,) = kept_runs.kept(home, held=None)
+    assert (run.finished, run.round, run.rounds) == (True, 3, 3)
 
 
 def test_a_checkpoint_that_a_node_removes_meanwhile_does_not_count(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

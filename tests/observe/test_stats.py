@@ -122,6 +122,18 @@ def test_busy_since_the_start_and_over_the_last_minute() -> None:
     assert busy(stats)[1] == pytest.approx(0.5)
 
 
+def test_the_first_minute_counts_from_the_start() -> None:
+    """It counted from the first reading, so a long evaluation after that made it 0%."""
+    stats = NodeStats()
+    for second in range(1, 91):
+        stats.spend(
+            Spent({"step": min(second, 2.0) + max(0.0, second - 30), "evaluate": min(max(0.0, second - 2), 28.0)})
+        )
+        share, minute = busy(stats)
+        assert second > MINUTE_S or share == minute
+    assert (share, minute) == (pytest.approx(62 / 90), 1.0)
+
+
 def test_a_pause_is_not_idling() -> None:
     stats = NodeStats()
     stats.spend(Spent({"step": 90.0, "other": 10.0, "paused": 0.0}))
@@ -177,6 +189,8 @@ def test_the_time_left_follows_the_pace_of_the_last_rounds() -> None:
         stats.spend(Spent(clock))
         stats.observe(PhaseDone(round, 50 * round, 5.0, 1000, 10.0))
     assert shown(stats).left_s == pytest.approx(6 * 15.0)
+    paused = StatusView(peer_id="me", name="brisk-heron", version="0", state="paused")
+    assert stats.fill(paused).left_s is None, "nothing comes closer"
     stats.progress(225, Phase(0.5, 5.0))
     assert shown(stats).left_s == pytest.approx(5.5 * 15.0)
     stats.observe(PhaseDone(8, 400, 5.0, 1000, 12.0))

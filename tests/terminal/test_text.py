@@ -78,6 +78,8 @@ def test_where_the_time_went():
     time_s = {"step": 90.0, "boundary": 0.01, "apply": 0.1, "evaluate": 1.9, "waiting": 8.0, "paused": 60.0}
     shown = printed(print_status, replace(STATUS, time_s=time_s, stall_ms=12.4, busy_fraction_minute=0.5), 1000)
     assert "busy 98.7% (last minute 50%)" in shown
+    first = printed(print_status, replace(STATUS, busy_fraction_minute=STATUS.busy_fraction), 1000)
+    assert "busy 98.7%" in first and "minute" not in first, "it is not over yet"
     assert (
         "\nbesides steps: waiting 8.0%, evaluate 1.9%, apply 0.1% · the last round cost 12 ms of training · "
         "paused for 1 min\n"

@@ -129,7 +129,7 @@ const figures = (status, peers) => {
     ["Learning rate", small(status.learning_rate), "of the last step"],
     ["Gradient norm", status.gradient_norm === null ? NOTHING : status.gradient_norm.toFixed(2), "before clipping"],
     ["Memory", size(device ?? host), device === null ? of(host_limit, size) : [of(device_limit, size), onHost].filter(Boolean).join("; ")],
-    ["Busy", share(status.busy_fraction, 1), [minute !== null && `${share(minute)} in the last minute`, utilization !== null && `GPU ${share(utilization)} utilised`, watts !== null && `${watts.toFixed(0)} W`].filter(Boolean).join(", ")],
+    ["Busy", share(status.busy_fraction, 1), [minute !== null && minute !== status.busy_fraction && `${share(minute)} in the last minute`, utilization !== null && `GPU ${share(utilization)} utilised`, watts !== null && `${watts.toFixed(0)} W`].filter(Boolean).join(", ")],
     ["With a partner", whole(committed), solo ? `${solo} solo: ${reasons.map(([reason]) => plain(reason)).join(", ")}` : committed ? "none solo" : ""],
     ["Sent", size(status.bytes.sent), `received ${size(status.bytes.received)}${status.bytes.per_param_round === null ? "" : `, ${status.bytes.per_param_round.toFixed(2)} B per parameter`}`],
     ...(status.stage ? stageFigures(status.stage) : []),
