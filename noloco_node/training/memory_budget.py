@@ -36,7 +36,7 @@ SLOW: dict[str, float] = {
 }
 """Per parameter: what a round needs besides training (core/length_correction.py, core/verdict.py). Corrections take 4
 with codecs without units."""
-CHECKPOINT = "checkpoint being written"
+CHECKPOINT, PROGRAM = "checkpoint being written", "program"
 HOLES = 0.03
 """The share of a GPU's memory that stays unused: allocators leave holes, and libraries take some MB for themselves."""
 HEAP = 0.06
@@ -106,7 +106,7 @@ def plan(  # noqa: PLR0913
     train = items(fast) + ([copies] if bf16 else []) + tried
     slow = items(SLOW)
     apart = items({**SLOW, "open offer": 8})  # a boundary may make one before the last is over
-    rest = [*items({CHECKPOINT: 12 + MOMENT_BYTES[moments]}), Item("program", program)]
+    rest = [*items({CHECKPOINT: 12 + MOMENT_BYTES[moments]}), Item(PROGRAM, program)]
     if not on_gpu:
         tensors = (*train, *slow)
         heap = Item("between freed blocks", round(HEAP * sum(item.bytes for item in tensors)))

@@ -52,6 +52,8 @@ def test_what_it_costs_and_needs(home, tmp_path, capsys):
     assert memory["host"] == sum(items.values()) and not memory["plan"]["device"] and memory["copy"] == 8 * each
     assert (items["weights"], items["moments"], items["checkpoint being written"]) == (4 * each, 8 * each, 20 * each)
     assert found["memory"]["host_taken"] > 10**8, "torch alone takes more"
+    untried = sum(items[what] for what in check_run._UNTRIED)
+    assert memory["host"] >= memory["host_taken"] + untried + items["network"], "it is the most"
     assert (found["memory"]["device"], found["memory"]["device_taken"]) == (None, None)
     assert 0.38 < found["swap"] / found["parameters"] < 0.43
     trial = found["trial"]
