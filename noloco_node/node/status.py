@@ -13,6 +13,7 @@ from noloco_node.core.standing import Standing
 from noloco_node.host import memory
 from noloco_node.host.policy import Policy
 from noloco_node.observe import standings
+from noloco_node.observe.recorder import Recorder
 from noloco_node.observe.stats import SHORTENED_SWAPS, NodeStats
 from noloco_node.peers import rows
 from noloco_node.peers.record import MAX_ADDRESSES, PeerRecord, Presence
@@ -119,15 +120,16 @@ def _memory(stats: NodeStats, ready: Ready | None) -> MemoryView:
 
 
 def peers(
-    stats: NodeStats,
+    own: Recorder,
     seen: Collection[PeerRecord],
     via: Callable[[str], str | None],
     seen_of: Mapping[str, Standing],
 ) -> PeersView:
-    """`seen_of`: what this node has seen of them itself."""
-    now = time.time()
-    living = [rows.row(record, stats.round, now, via(record.peer_id)) for record in rows.living(seen, now)]
-    return PeersView(tuple(stats.fill_row(row) for row in standings.fill(living, seen_of)))
+    """`seen_of`: what this node has seen of them itself. A record may be many short rounds old, so a peer's round is
+    compared with this node's of the same moment."""
+    now, then = time.time(), own.curves.round_at
+    living = [rows.row(record, then(record.time), now, via(record.peer_id)) for record in rows.living(seen, now)]
+    return PeersView(tuple(own.stats.fill_row(row) for row in standings.fill(living, seen_of)))
 
 
 def presence(  # noqa: PLR0913, PLR0917

@@ -363,7 +363,7 @@ class TrainingNode(BaseNode):
             self._stats.spend(spent)
         self._stages.note(time.monotonic())
         tally = self._rounds.tally
-        self._recorder.curves.sample(tally.sent_bytes, tally.received_bytes, time.time())
+        self._recorder.curves.sample(tally.sent_bytes, tally.received_bytes, self._stats.round, time.time())
 
     async def _read_gpu(self) -> None:
         if self._ready and self._ready.gpu_uuid:
@@ -716,7 +716,8 @@ class TrainingNode(BaseNode):
         )
 
     def peers(self) -> PeersView:
-        return status.peers(self._stats, self._membership.seen.values(), self._transport.via, self._rounds.standings())
+        seen, seen_of = self._membership.seen.values(), self._rounds.standings()
+        return status.peers(self._recorder, seen, self._transport.via, seen_of)
 
     def round_events(self) -> list[str]:
         return self._rounds.event_log()

@@ -30,6 +30,8 @@ class Curves:
         self._points: list[Point] = []
         self._pieces: deque[Piece] = deque(maxlen=PIECES)
         self._rates: deque[Rate] = deque(maxlen=RATES)
+        self._rounds: deque[tuple[float, int]] = deque(maxlen=RATES)
+        """When this node was in which round, longer back than a presence record lives."""
         self._meetings: Counter[tuple[str, str]] = Counter()
         self._committed: dict[str, tuple[bytes, int]] = {}
         """By peer: boot and committed rounds of its last record."""
@@ -63,11 +65,17 @@ class Curves:
                 self._meet(other.peer_id, other.partner)
         self._committed = {other.peer_id: (other.boot, other.committed) for other in others}
 
-    def sample(self, sent: int, received: int, now: float) -> None:
-        """All bytes so far; to be called every second or so."""
+    def sample(self, sent: int, received: int, round: int, now: float) -> None:
+        """All bytes so far, and the round of this moment; to be called every second or so."""
+        self._rounds.append((now, round))
         before, self._before = self._before, (now, sent, received)
         if before and (passed := now - before[0]) > 0:
             self._rates.append(Rate(now, (sent - before[1]) / passed, (received - before[2]) / passed))
+
+    def round_at(self, moment: float) -> int:
+        """This node's round then: as of the last `sample` before, or of the first one."""
+        before = (round for at, round in reversed(self._rounds) if at <= moment)
+        return next(before, self._rounds[0][1] if self._rounds else 0)
 
     def replay(self, events: Path) -> None:
         """The curves from before a restart, from `events.jsonl`; damaged lines are skipped."""

@@ -31,8 +31,10 @@ class PeerRow:
     state: str
     """One of base/states.py, or GONE."""
     round: int
+    """As its presence record says, `last_seen_s` ago."""
     lag: int
-    """Rounds behind this node, negative when it is ahead; seen from outside: behind the peer with the highest round."""
+    """Rounds behind this node when that was written, negative when it was ahead; seen from outside: behind the peer
+    with the highest round."""
     via: str | None = None
     """`direct` or `relayed`: how the last stream with it went; None where there was none."""
     tokens_per_s: float | None = None

@@ -14,6 +14,8 @@ from noloco_node.base.identity import Identity
 from noloco_node.base.states import NodeState
 from noloco_node.core.standing import Standing
 from noloco_node.node import status
+from noloco_node.observe.curves import Curves
+from noloco_node.observe.recorder import Recorder
 from noloco_node.observe.stats import SHORTENED_SWAPS, NodeStats
 from noloco_node.peers.record import PeerRecord, accept, signed_record
 from noloco_node.rounds.service import RoundTotals
@@ -55,6 +57,23 @@ def test_status_counts_the_quarantined_and_warns(here: PeerRecord) -> None:
     assert [finding.text.partition(",")[0] for finding in view.health] == ["1 peer in quarantine"]
 
 
+def test_a_peers_lag_is_counted_when_its_record_was_written(here: PeerRecord) -> None:
+    """A peer of the same pace was shown as ten rounds behind, beside a swap with it that was just done."""
+    own = Recorder("me")
+
+    def lag() -> int:
+        (row,) = status.peers(own, [here], lambda _: None, {}).peers
+        return row.lag
+
+    assert lag() == -here.round, "before the first round"
+    for after_s, round in ((-2, here.round - 1), (-0.5, here.round + 1), (0.5, here.round + 2), (10, here.round + 12)):
+        own.curves.sample(0, 0, round, here.time + after_s)
+    assert lag() == 1
+    own.curves = Curves("me")
+    own.curves.sample(0, 0, here.round + 3, here.time + 5)
+    assert lag() == 3, "this node came later"
+
+
 def test_a_node_that_is_too_slow_for_the_others_corrections_says_so() -> None:
     stats = NodeStats()
     stats.allowed.extend(SHORTENED_SWAPS * [0.06])
@@ -89,7 +108,7 @@ def test_a_loss_that_passes_zero_is_said(losses: tuple[float, ...], warns: int) 
 
 
 def test_peers_show_their_standing_and_who_left_in_quarantine(here: PeerRecord) -> None:
-    view = status.peers(NodeStats(), [here], lambda _: None, FakeRounds(here.peer_id).standings())
+    view = status.peers(Recorder("me"), [here], lambda _: None, FakeRounds(here.peer_id).standings())
     seen, gone = view.peers
     assert (seen.peer_id, seen.failed, seen.quarantined_s) == (here.peer_id, 2, 0.0)
     assert (gone.peer_id, gone.state, gone.quarantined_why) == (ABSENT, GONE, "taken_back")

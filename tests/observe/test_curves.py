@@ -81,7 +81,7 @@ def test_meetings_of_others_are_read_from_their_records() -> None:
 def test_rates_are_by_the_second_of_the_clock() -> None:
     history = Curves(ME)
     for now, sent, received in ((10.0, 0, 0), (12.0, 100, 50), (12.0, 100, 50), (13.0, 100, 60)):
-        history.sample(sent, received, now)
+        history.sample(sent, received, 0, now)
     assert [(rate.sent_per_s, rate.received_per_s) for rate in history.view().rates] == [(50.0, 25.0), (0.0, 10.0)]
 
 
@@ -107,7 +107,7 @@ def test_everything_is_bounded() -> None:
         history.observe(phase(round), float(round))
         history.observe(Evaluated(round, 2.0), float(round))
         history.observe(RoundCommitted(round, f"peer{round}", 1.0, 1, 1), float(round))
-        history.sample(round, round, float(round))
+        history.sample(round, round, round, float(round))
     with lines.attached():
         for number in range(2 * SAID):
             logging.getLogger("noloco_node.test").warning("line %d", number)
