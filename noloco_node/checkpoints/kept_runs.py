@@ -80,16 +80,19 @@ def _kept(folder: Path, held: str | None) -> KeptRun:
 
 
 def named(home: Home, there: Sequence[KeptRun], word: str) -> KeptRun:
-    """The one that is meant by its id, the first digits of it, its label or its name. Raises UsageError."""
-
-    def fits(run: KeptRun) -> bool:
-        of_id = len(word) >= _LEAST_DIGITS and run.run_id.startswith(word)
-        return of_id or word in (run.label, run.label.removesuffix(f"-{run.run_id[:12]}"))
-
+    """The one that is meant (`is_called`). Raises UsageError."""
     if not there:
         raise UsageError(f"there is no run in {home.root}: name another home with --home")
-    found = [run for run in there if fits(run)]
+    found = [run for run in there if is_called(word, run.run_id, run.label)]
     if len(found) == 1:
         return found[0]
     listed, what = ", ".join(run.label for run in found or there), "several runs" if found else "no run"
-    raise UsageError(f"{word!r} names {what} in {home.root}: name one of these: {listed or 'none'}")
+    if any(run.run_id.startswith(word) for run in there) and len(word) < _LEAST_DIGITS:
+        what += f" (of an id {_LEAST_DIGITS} digits are needed)"
+    raise UsageError(f"{word!r} names {what} in {home.root}: name one of these: {listed}")
+
+
+def is_called(word: str, run_id: str, label: str) -> bool:
+    """Whether a run is meant, by its id, the first digits of it, its label or its name."""
+    of_id = len(word) >= _LEAST_DIGITS and run_id.startswith(word)
+    return of_id or word in (label, label.removesuffix(f"-{run_id[:12]}"))

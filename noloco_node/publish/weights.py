@@ -109,8 +109,8 @@ def find(
     path: Path, run: str | None = None, step: str | None = None, say: Callable[[str], None] = lambda _: None
 ) -> Weights:
     """The weights at `path`: a home, a run's folder in it, a checkpoint, or an exported folder. `run`: which of a home
-    (kept_runs.named), else the one that was trained last, which `say` is told where there are several; `step`: a
-    checkpoint's name. Raises UsageError."""
+    (kept_runs.named), else the one that was trained last, which `say` is told where there are several; elsewhere the
+    one that it must be. `step`: a checkpoint's name. Raises UsageError."""
     path = path.absolute()  # the folders above it say what it is
     try:
         there = path.is_dir()
@@ -119,17 +119,24 @@ def find(
     if not there:
         what = "is no folder" if path.exists() else "does not exist"
         raise UsageError(f"{path} {what}: {_NAME_ONE}")
+    found: Weights
     if (path / "config.json").exists():
-        return Exported(signed_file.read(path), path)
-    if path.parent.name == CHECKPOINTS:
-        return Kept(signed_file.read(path.parent.parent), (path,))
-    folder = path if (path / CHECKPOINTS).is_dir() else _run_folder(Home(path), run, say)
-    file, kept = signed_file.read(folder), listing.kept(folder / CHECKPOINTS)
+        found = Exported(signed_file.read(path), path)
+    elif path.parent.name == CHECKPOINTS:
+        found = Kept(signed_file.read(path.parent.parent), (path,))
+    else:
+        folder = path if (path / CHECKPOINTS).is_dir() else _run_folder(Home(path), run, say)
+        file, kept = signed_file.read(folder), listing.kept(folder / CHECKPOINTS)
+        if step is not None:
+            kept, step = _named(kept, step), None
+        if not kept:
+            raise UsageError(f"{folder} has no checkpoint yet: a node writes one every few rounds, and when it leaves")
+        found = Kept(file, tuple(kept))
     if step is not None:
-        kept = _named(kept, step)
-    if not kept:
-        raise UsageError(f"{folder} has no checkpoint yet: a node writes one every few rounds, and when it leaves")
-    return Kept(file, tuple(kept))
+        raise UsageError(f"{path} is one state of a model: leave --checkpoint out, which chooses one of a home")
+    if run is not None and not kept_runs.is_called(run, found.file.run.run_id, found.file.run.label):
+        raise UsageError(f"{path} is of {found.file.run.label}, not of {run!r}: name another place")
+    return found
 
 
 def _run_folder(home: Home, wanted: str | None, say: Callable[[str], None]) -> Path:
@@ -153,11 +160,9 @@ def _named(there: Sequence[Path], step: str) -> list[Path]:
 
 # ---- the model -------------------------------------------------------------------------------------------------------
 def load(places: Sequence[Weights], sources: Sources) -> Trained:
-    """The mean of these states as a model. Raises Incompatible where they are not of one run."""
+    """The mean of these states of one run as a model."""
     first = places[0].file
     exported = places[0].folder if isinstance(places[0], Exported) else None
-    if others := [place.file.run.label for place in places if place.file.run.run_id != first.run.run_id]:
-        raise Incompatible(f"there is no mean of different runs: {first.run.label} and {others[0]}")
     tokenizer = language(first.run, sources, exported)
     if first.run.stages and exported is None:
         module, slow = _from_stages(first.run, tokenizer.vocabulary, places)

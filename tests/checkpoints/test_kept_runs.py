@@ -77,7 +77,7 @@ def test_only_those_that_are_named_are_removed(home: Home) -> None:
     for wanted, error, says in (
         ([one[:8], "none"], UsageError, "'none' names no run in .*: name one of these: "),
         ([""], UsageError, "'' names no run"),
-        ([one[:3]], UsageError, "names no run"),
+        ([one[:3]], UsageError, r"names no run \(of an id 4 digits are needed\) in .*: name one of these: "),
         ([one, three], NodeAlreadyRunning, f"stop it with `noloco-node leave --home {home.root}`"),
     ):
         with pytest.raises(error, match=says):

@@ -408,6 +408,9 @@ def test_the_mean_of_several(tmp_path: Path, made: Left, exported: Path, capsys:
     places = str(stranger.home.root)
     said = refused(capsys, "export", "--to", str(to), "--home", str(made.home.root), "--average", places)
     assert f"'{made.run.run_id}' names no run in {stranger.home.root}" in said
+    places = str(stranger.folder)
+    said = refused(capsys, "export", "--to", str(to), "--home", str(made.home.root), "--average", places)
+    assert said.startswith(f"{places} is of {stranger.run.label}, not of ")
 
 
 def test_a_mean_of_live_peers_wants_a_running_node(
@@ -485,6 +488,20 @@ def test_one_checkpoint_by_its_name_or_path(
     monkeypatch.chdir(made.checkpoints)
     assert told(capsys, "eval", str(STEPS))["round"] == 1, "where it lies"
     assert "there is no checkpoint 7: there are 5, 4, 2" in refused(capsys, "eval", *home, "--checkpoint", "7")
+
+
+def test_what_chooses_in_a_home_is_not_ignored_elsewhere(
+    made: Left, exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = exported, made.checkpoints / str(STEPS)
+    for place in map(str, (*states, made.folder)):
+        for run in (made.run.name, made.run.label, made.run.run_id[:6]):
+            assert told(capsys, "eval", place, "--run", run)["run_id"] == made.run.run_id
+        said = refused(capsys, "eval", place, "--run", "nope")
+        assert said == f"{place} is of {made.run.label}, not of 'nope': name another place\n"
+    for place in map(str, states):
+        assert "leave --checkpoint out" in refused(capsys, "sample", "Once", place, "--checkpoint", str(STEPS))
+    assert told(capsys, "eval", str(made.folder), "--checkpoint", str(STEPS))["round"] == 1
 
 
 def test_of_several_runs_one_is_named_else_the_one_that_trained_last(
