@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LARGEST_NETWORK = 1 << 14
+"""Nodes. A ring's time grows with their square: 13 s here, and hours for a million."""
 LARGEST_SIGMA = 5
 """Of a logarithm. At 5, one in twenty is 3,700 times the median, and a mean of some thousands is mere chance."""
 
@@ -111,7 +113,7 @@ def _clock(parser: argparse.ArgumentParser) -> None:
 def _network(parser: argparse.ArgumentParser) -> None:
     add = partial(option, parser)
     sizes = ",".join(str(1 << k) for k in range(1, 13))
-    add("--sizes LIST", "numbers of nodes (default: 2,4,8 to 4096)", default=sizes)
+    add("--sizes LIST", "numbers of nodes, up to 16384 (default: 2,4,8 to 4096)", default=sizes)
     add("--latency S", "median seconds of a message (default: 1; with --stages 0.03)", type=float)
     add("--sigma X", "deviation of the latency's logarithm (default: 0.5)", type=float, default=0.5)
     add("--bandwidth MBIT", "of a link, Mbit/s (default: in the latency; with --stages 100)", type=float)
@@ -152,17 +154,28 @@ def _run_training(args: argparse.Namespace) -> int:
     ways = _cut(
         args, {overlap if len(overlaps) > 1 else "": replace(settings, overlap=overlap) for overlap in overlaps}
     )
-    curves = _train(ways, choices, seeds, args.threads)
-    found = sweep.results(curves)
-    if args.sweep:
-        found = sorted(found, key=sweep.by_loss)
+
+    def show(curves: "Sequence[Curve]") -> int:
+        found = sweep.results(curves)
+        if args.sweep:
+            found = sorted(found, key=sweep.by_loss)
+        parts: list[object] = [report.comparison(found)]
+        if args.sweep:
+            best = ", ".join(f"{b.algorithm} {b.averaged_model_loss:.3f}" for b in sweep.best(found))
+            parts.append(f"best: {best}")
+        return _show(args, report.comparison_document(settings, curves, found), *parts)
+
+    curves: list[Curve] = []
+    try:
+        for curve in _trained(ways, choices, seeds, args.threads):
+            curves.append(curve)  # one by one, as the next may fail
+    except BaseException:
+        if curves:
+            show(curves)  # hours may be behind them
+        raise
     if args.plot is not None:
         report.plot_comparison(settings, curves, args.plot)
-    parts: list[object] = [report.comparison(found)]
-    if args.sweep:
-        best = ", ".join(f"{b.algorithm} {b.averaged_model_loss:.3f}" for b in sweep.best(found))
-        parts.append(f"best: {best}")
-    return _show(args, report.comparison_document(settings, curves, found), *parts)
+    return show(curves)
 
 
 def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Sequence[int]) -> int:
@@ -187,7 +200,7 @@ def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Seq
     for some, kinds in ((pairs, overlaps), (rivals, ["blocking"])):
         names = [large.simulated(overlap, link) for link in links for overlap in kinds]
         trained = {name: replace(settings, overlap=name) for name in names}
-        found = _train(trained, some, seeds, args.threads) if some else []
+        found = list(_trained(trained, some, seeds, args.threads)) if some else []
         curves += found if len(trained) > 1 else [replace(c, algorithm=f"{c.algorithm} {names[0]}") for c in found]
     timed = wallclock.timed(curves, ways, large)
     return _show(args, report.clock_document(settings, curves, large, timed), report.clock_table(large, timed))
@@ -206,7 +219,7 @@ def _run_attacks(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: S
     if args.sweep:
         compared = [replace(one, defences=on) for one in [plain, *compared] for on in (False, True)]
     ways = {report.attack_label(one): one for one in compared}
-    found = sweep.results(curves := _train(ways, choices, seeds, args.threads))
+    found = sweep.results(curves := list(_trained(ways, choices, seeds, args.threads)))
     table = report.attack_table(list(zip(ways.values(), found, strict=True)))
     return _show(args, report.comparison_document(plain, curves, found), table)
 
@@ -219,8 +232,8 @@ def _run_network(args: argparse.Namespace) -> int:
     latency = 1.0 if args.latency is None else args.latency
     sizes = _list(args.sizes, int, "--sizes")
     bandwidth = math.inf if args.bandwidth is None else args.bandwidth * 1e6 / 8
-    if min(sizes) < 2 or args.seed < 0:
-        raise UsageError("--sizes must be 2 or more and --seed at least 0")
+    if min(sizes) < 2 or max(sizes) > LARGEST_NETWORK or args.seed < 0:
+        raise UsageError(f"--sizes must be from 2 to {LARGEST_NETWORK} and --seed at least 0")
     if not (0 < latency < math.inf and 0 < args.vector < math.inf and bandwidth > 0):
         raise UsageError("--latency, --bandwidth and --vector must be above 0")
     if not all(0 <= sigma <= LARGEST_SIGMA for sigma in (args.sigma, args.speeds, args.jitter)):
@@ -363,9 +376,9 @@ def _choices(args: argparse.Namespace) -> "list[Choice]":
     return sweep.grid(choices, alphas, _list(args.sweep_betas, float, "--sweep-betas"))
 
 
-def _train(
+def _trained(
     ways: "Mapping[str, Settings]", choices: "Sequence[Choice]", seeds: Sequence[int], threads: int | None
-) -> "list[Curve]":
+) -> "Iterator[Curve]":
     """`ways` differ in what the start and the data do not depend on; if there are several, the way's name is added to
     the algorithm's."""
     import torch
@@ -375,7 +388,6 @@ def _train(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    curves = []
     total = len(seeds) * len(choices) * sum(settings.steps for settings in ways.values())
     done = 0  # steps of all trainings so far
     with Progress() as say:
@@ -391,10 +403,9 @@ def _train(
 
                 say(what, done, total)
                 curve = run(replace(work, settings=replace(settings, seed=seed)), choice, progress)
-                curves.append(replace(curve, algorithm=title))
                 done += settings.steps
                 say.line(f"{what}: held-out loss {curve.averaged_model_loss[-1]:.3f} after {span(curve.wall_s)}")
-    return curves
+                yield replace(curve, algorithm=title)
 
 
 def _list(text: str, kind: Callable[[str], T], flag: str) -> list[T]:

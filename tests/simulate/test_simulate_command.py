@@ -9,6 +9,7 @@ import torch
 
 from noloco_node.cli import simulate
 from noloco_node.errors import UsageError
+from noloco_node.simulate import experiment
 
 QUICK = ["--replicas", "2", "--inner-steps", "1", "--rounds", "2", "--batch-tokens", "128", "--held-out", "2"]
 
@@ -150,7 +151,8 @@ def test_links_between_stages(capsys):
         (["--stages", "2", "--links", "10"], "neither --attack nor --links"),
         (["--run", "nowhere.toml"], "nowhere.toml does not exist"),
         (["network", "--plot", "not/there/out.png"], "folder that exists"),
-        (["network", "--sizes", "1"], "2 or more"),
+        (["network", "--sizes", "1"], "from 2 to 16384"),
+        (["network", "--sizes", "2,1000000"], "from 2 to 16384"),
         (["network", "--bandwidth", "-3"], "above 0"),
         (["network", "--bandwidth", "0"], "above 0"),
         (["network", "--vector", "-5"], "above 0"),
@@ -174,6 +176,24 @@ def test_what_is_named_twice_is_trained_once(capsys):
     again = ["--algorithms", "local,local", "--seed", "1,1", "--overlap", "eager,eager"]
     assert simulated(*QUICK, *again, "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["curves"]) == 1
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_what_was_trained_before_an_interruption_is_printed(before, monkeypatch, capsys):
+    trained, train = [], experiment.run
+
+    def run(*given):
+        if len(trained) == before:
+            raise KeyboardInterrupt
+        trained.append(train(*given))
+        return trained[-1]
+
+    monkeypatch.setattr(experiment, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        simulated(*QUICK, "--algorithms", "noloco,local,ddp", "--json")
+    out = capsys.readouterr().out
+    names = [result["algorithm"] for result in json.loads(out)["results"]] if out else []
+    assert names == ["noloco", "local"][:before]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
