@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from noloco_node.base import atomic_files
-from noloco_node.errors import Incompatible, UsageError
+from noloco_node.errors import Incompatible, NolocoError, UsageError
 from noloco_node.host.home import Home
 from noloco_node.views.status import StatusView
 
@@ -86,15 +86,15 @@ def last_round(directory: Path) -> int:
     return found.round if found else 0
 
 
-def unsaved(view: StatusView, home: Home) -> str | None:
-    """What a node that has left lost, by its status before: its last checkpoint, as on a full disk."""
-    if view.run_id is None or view.checkpoint is None or view.loss is None:
-        return None  # it has trained nothing since its start
-    kept = last_round(home.run(view.run_id) / "checkpoints")
-    if kept >= view.round:
-        return None
-    last = f"the last that is saved is round {kept}" if kept else "and no earlier one is"
-    return f"{view.name} has left, but round {view.round} is not saved, {last}: see {home.log}"
+def after_leaving(view: StatusView, home: Home) -> str:
+    """What to say of a node that has left, by its status before. Raises NolocoError where its last checkpoint was not
+    written, as on a full disk."""
+    if view.run_id is not None and view.checkpoint is not None and view.loss is not None:  # it has trained
+        kept = last_round(home.run(view.run_id) / "checkpoints")
+        if kept < view.round:
+            last = f"the last that is saved is round {kept}" if kept else "and no earlier one is"
+            raise NolocoError(f"{view.name} has left, but round {view.round} is not saved, {last}: see {home.log}")
+    return f"{view.name} has left; its state is kept in {home.root}"
 
 
 def places(directory: Path) -> list[tuple[tuple[int, int], Path]]:

@@ -56,9 +56,7 @@ def leave(args: argparse.Namespace) -> int:
             print(f"{name} is leaving, and waits for {awaited}")
             deadline = time.monotonic() + _LEAVE_S
         time.sleep(_POLL_LEAVE_S)
-    if lost := listing.unsaved(view, home):
-        raise NolocoError(lost)
-    print(f"{name} has left; its state is kept in {home.root}")
+    print(listing.after_leaving(view, home))
     return 0
 
 

@@ -269,7 +269,10 @@ def test_keys_that_make_sense_now():
     assert "p pause" in drawn(a_picture(), 80, 24)[-1]
     paused = replace(a_picture(), status=replace(a_picture().status, state="paused"))
     assert "r resume" in drawn(paused, 80, 24)[-1]
-    assert drawn(a_picture(), 80, 24, said="brisk-heron is paused")[-1].strip() == "brisk-heron is paused"
+    answered = drawn(paused, 80, 24, said="brisk-heron is paused")[-1].strip()
+    assert answered.startswith("brisk-heron is paused   r resume   l leave   q quit   ? help")
+    assert drawn(paused, 120, 24, said=LEAVE_QUESTION)[-1].split("   ")[0].strip() == LEAVE_QUESTION
+    assert "quit" not in drawn(paused, 120, 24, said=LEAVE_QUESTION)[-1], "q is an answer now"
     helped = "\n".join(drawn(a_picture(), 80, 24, shows_help=True))
     assert "finish the swap, save, and end the node" in helped
     assert "a round averaged with a partner" in helped

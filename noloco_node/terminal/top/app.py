@@ -70,9 +70,7 @@ class Session:
             self._changed.clear()
             if picture := self._poller.picture:
                 if self._left and picture.absence == "gone":
-                    kept = f"{self._left.name} has left; its state is kept in {self._home.root}"
-                    lost = listing.unsaved(self._left, self._home)
-                    self.last_line, self._code = lost or kept, int(bool(lost))
+                    self.last_line, self._code = listing.after_leaving(self._left, self._home), 0
                 terminal.show(screen(picture, self._display(*terminal.size())))
             try:
                 async with asyncio.timeout(_TICK_S):

@@ -10,7 +10,7 @@ from noloco_node.base.units import count, loss, of, share, span
 from noloco_node.terminal.figures import left, micro_batches
 from noloco_node.terminal.picture import ABSENCES, Picture
 from noloco_node.terminal.top.glyphs import EVAL, LEVELS, OWN, SOLO, STATES, SWAP, SWARM, TAKEN_BACK, gauge
-from noloco_node.terminal.top.keys import KEYS
+from noloco_node.terminal.top.keys import KEYS, LEAVE_QUESTION
 from noloco_node.terminal.top.layout import Paint, between, clean, fit, joined, title, wrapped
 from noloco_node.views.round_line import figures as trained
 from noloco_node.views.status import StageView
@@ -105,12 +105,13 @@ def _absent(picture: Picture, now: float) -> Text:
 
 
 def footer(picture: Picture, said: str | None, every_s: float, width: int, _height: int) -> list[Text]:
-    if said:
-        return [fit(Text(clean(said), "bold reverse"), width)]
+    """An answer stands before the keys, as room allows; a question stands alone, as it gives keys another meaning."""
+    pieces = [Text(clean(said), "bold reverse")] if said else []
     idle = {"r"} if picture.status.state != NodeState.PAUSED else {"p"}
     idle |= {"p", "r"} if picture.is_rendezvous else set()
-    keys = [Text.assemble((key, "bold"), f" {name}") for key, name, _ in KEYS if key not in idle]
-    return [between(joined(keys, width, "   "), Text(f"every {every_s:g} s", "dim"), width)]
+    if said != LEAVE_QUESTION:
+        pieces += [Text.assemble((key, "bold"), f" {name}") for key, name, _ in KEYS if key not in idle]
+    return [between(joined(pieces, width, "   "), Text(f"every {every_s:g} s", "dim"), width)]
 
 
 def manual(width: int, height: int) -> list[Text]:
