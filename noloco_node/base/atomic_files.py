@@ -103,12 +103,14 @@ def cannot_write(what: object, error: OSError, elsewhere: str = _ANOTHER_HOME) -
 
 
 def free_bytes(directory: Path) -> int | None:
-    """Free bytes of the disk that a directory is on; None where the system does not say."""
+    """Free bytes of the disk that a directory is on; None where the system does not say, or where it is none, as
+    /proc."""
     there = next((place for place in (directory, *directory.parents) if place.exists()), directory)
     try:
-        return shutil.disk_usage(there).free
+        usage = shutil.disk_usage(there)
     except OSError:
         return None
+    return usage.free if usage.total else None
 
 
 # ---- reading ----

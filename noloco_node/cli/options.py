@@ -31,6 +31,8 @@ def home_of(args: argparse.Namespace) -> "Home":
         home.socket.lstat()
     except PermissionError:
         raise home.not_ours() from None
+    except NotADirectoryError:
+        raise UsageError(f"{home.root} is no directory: name another home with --home or NOLOCO_HOME") from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             named = shown(str(home.root))
@@ -40,7 +42,8 @@ def home_of(args: argparse.Namespace) -> "Home":
 
 def whole_number(text: str, flag: str, most: int, least: int = 1) -> int:
     if not re.fullmatch("[0-9]{1,9}", text) or not least <= int(text) <= most:
-        raise UsageError(f"{flag} must be a whole number from {least} to {most}, not {text!r}")
+        allowed = f"a whole number from {least} to {most}" if least < most else str(most)
+        raise UsageError(f"{flag} must be {allowed}, not {text!r}")
     return int(text)
 
 
@@ -310,7 +313,7 @@ def doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def runs(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--remove ID", "remove these; the first digits of each are enough", nargs="+")
+    option(parser, "--remove ID", "remove these; four digits or more of each are enough", nargs="+")
     home_and_json(parser)
 
 

@@ -43,6 +43,10 @@ class _Parser(argparse.ArgumentParser):
         self.usage = " ".join([self.prog, *filter(None, map(_in_usage, self._actions)), "[options]"])
         return super().format_help()
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """argparse's own ignores that it cannot be written, as on a full disk."""
+        print(message, end="", file=file, flush=True)
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}: see `{self.prog} --help`")
 

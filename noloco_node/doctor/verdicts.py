@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from noloco_node.base.addresses import Address
 from noloco_node.base.units import count, rate, size, span
-from noloco_node.errors import ClockTooFarOff, SwarmUnreachable
+from noloco_node.errors import ClockTooFarOff, PortInUse, SwarmUnreachable
 from noloco_node.host.home import MAX_SOCKET_PATH_BYTES
 from noloco_node.observe import health
 from noloco_node.transport.reachability import DIRECTLY, MAPPED, OUTGOING, RELAYED
@@ -25,6 +25,8 @@ MEMORY_LOW_BYTES, MEMORY_NEEDED_BYTES = 74 * 10**8, 10**9
 model."""
 DESCRIPTORS_LOW, DESCRIPTORS_NEEDED = 1024, 256
 """128 callers need three each and 256 channels one each; a small swarm needs a few dozen."""
+_KINDS = {"bootstrap": SwarmUnreachable, "clock": ClockTooFarOff, "port": PortInUse}
+"""What ends a start for the same reason: the first of these gives the exit code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +180,8 @@ def node(view: StatusView | None, trouble: str | None) -> list[Finding]:
 
 def exit_code(findings: Iterable[Finding]) -> int:
     errors = {finding.subject for finding in findings if finding.level == ERROR}
-    if "bootstrap" in errors:
-        return SwarmUnreachable.exit_code
-    if "clock" in errors:
-        return ClockTooFarOff.exit_code
-    return 1 if errors else 0
+    own = (kind.exit_code for subject, kind in _KINDS.items() if subject in errors)
+    return next(own, 1 if errors else 0)
 
 
 def halves(sentence: str) -> tuple[str, str]:

@@ -52,7 +52,7 @@ def _announce(value: object) -> tuple[Address, ...]:
 
 
 def _bootstrap(value: object) -> tuple[Address, ...]:
-    allowed = "addresses like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
+    allowed = "addresses like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…, or an invitation, nn1…"
     return _addresses(value, allowed, lambda address: bool(address.peer and address.port))
 
 

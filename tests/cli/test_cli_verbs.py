@@ -200,6 +200,15 @@ def test_a_home_whose_name_is_too_long_for_any_file(verb, capsys):
     assert "too long" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["status", "leave", "logs", "runs", "id", "wait --for training", "paths"])
+def test_a_home_that_is_a_file(verb, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main([*verb.split(), "--home", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == (
+        f"{tmp_path / 'file'} is no directory: name another home with --home or NOLOCO_HOME\n"
+    )
+
+
 def test_a_home_by_flag(running, home, monkeypatch, capsys):
     monkeypatch.setenv("NOLOCO_HOME", "/nowhere")
     assert main(["status"]) == 3
@@ -443,9 +452,10 @@ def test_a_terminal_that_is_gone_ends_no_node():
     assert done.returncode == 7
 
 
-def test_an_output_that_the_disk_has_no_room_for_is_an_error():
+@pytest.mark.parametrize("words", ["paths", "--help", "status --help", "--version"])
+def test_an_output_that_the_disk_has_no_room_for_is_an_error(words):
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "noloco_node", "paths"]
+        command = [sys.executable, "-m", "noloco_node", *words.split()]
         done = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=Path(__file__).parents[2]
         )

@@ -3,6 +3,7 @@
 import os
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from ports import quiet_port
@@ -96,6 +97,9 @@ def test_a_node_says_what_is_wrong_with_it():
         (["bootstrap"], 10),
         (["clock", "bootstrap"], 10),
         (["clock", "disk"], 11),
+        (["port"], 5),
+        (["disk", "port"], 5),
+        (["port", "clock"], 11),
     ],
 )
 def test_exit_codes(wrong, code):
@@ -106,6 +110,7 @@ def test_exit_codes(wrong, code):
 def test_probes_of_this_machine(tmp_path):
     assert memory.free_bytes() is None or memory.free_bytes() > 0
     assert atomic_files.free_bytes(tmp_path / "not" / "there") > 0
+    assert atomic_files.free_bytes(Path("/proc/x")) is None, "no disk, and so no full one"
     assert probes.descriptors() > 0
 
 

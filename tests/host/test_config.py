@@ -143,7 +143,7 @@ def test_how_a_machine_computes():
             {"bootstrap": ["/ip4/203.0.113.7/tcp/4001"]},
             {},
             {},
-            "/p2p/12D3KooW…, not '/ip4/203.0.113.7/tcp/4001'",
+            "/p2p/12D3KooW…, or an invitation, nn1…, not '/ip4/203.0.113.7/tcp/4001'",
         ),
         ({"bootstrap": [ADDRESS[:-1]]}, {}, {}, f"{ADDRESS[:-1]!r} does not end in a whole peer id"),
         ({"bootstrap": [ADDRESS.replace("4001", "0")]}, {}, {}, "--bootstrap must be addresses like"),
