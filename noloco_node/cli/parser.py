@@ -116,6 +116,8 @@ def parse(args: Sequence[str]) -> tuple[Function, argparse.Namespace]:
     given, unknown = parser.parse_known_args(args)
     if unknown:
         raise UsageError(f"{name} does not know {unknown[0]!r}, see `noloco-node {name} --help`")
+    if (second := getattr(given, "what", None)) and args[1] != second:  # it takes none of the verb's own options
+        raise UsageError(f"{second!r} comes first, before {shown(args[1])}: see `noloco-node {name} {second} --help`")
     verb = _VERBS[name]
     return getattr(import_module(f"noloco_node.cli.{verb.module}"), verb.function or name), given
 

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 LARGEST_NETWORK = 1 << 14
 """Nodes. A ring's time grows with their square: 13 s here, and hours for a million."""
+LARGEST_CHAIN, LARGEST_THREADS = 1024, 1024
 LARGEST_SIGMA = 5
 """Of a logarithm. At 5, one in twenty is 3,700 times the median, and a mean of some thousands is mere chance."""
 
@@ -55,8 +56,8 @@ def _training(parser: argparse.ArgumentParser) -> None:
     add("--overlap LIST", "eager, blocking, or delay=N: inner steps that a swap takes (default: as in run.toml)")
     add("--seed LIST", "one, or several with commas: mean and deviation (default: 1)", default="1")
     add("--sweep", "try the same alphas and betas for each algorithm that has them")
-    add("--sweep-alphas LIST", "default: 0.1,0.3,0.5", default="0.1,0.3,0.5")
-    add("--sweep-betas LIST", "default: 0.7,1,1.3", default="0.7,1,1.3")
+    add("--sweep-alphas LIST", "default: 0.1,0.3,0.5")
+    add("--sweep-betas LIST", "default: 0.7,1,1.3")
     add = partial(option, parser.add_argument_group("how to train"))
     add("--run FILE", "a run.toml: its model, phases and codec, on Python's library (default: tiny)")
     add("--replicas N", "default: 8", type=int, default=8)
@@ -80,8 +81,8 @@ def _training(parser: argparse.ArgumentParser) -> None:
 def _stages(parser: argparse.ArgumentParser) -> None:
     add = partial(option, parser.add_argument_group("a model cut into stages (with --no-defences)"))
     add("--stages LIST", "so many, each with --replicas of its own; 1 is the whole model (default: 1)", default="1")
-    add("--routing LIST", "of micro-batches between stages: random (default), fixed", default="random")
-    add("--activations LIST", "how they are coded: fp32 (default), bf16, int8", default="fp32")
+    add("--routing LIST", "of micro-batches between stages: random (default), fixed")
+    add("--activations LIST", "how they are coded: fp32 (default), bf16, int8")
 
 
 def _attack(parser: argparse.ArgumentParser) -> None:
@@ -101,31 +102,29 @@ def _clock(parser: argparse.ArgumentParser) -> None:
         "--links LIST",
         "Mbit/s; how long a swap takes follows from the link (overlaps without a number; all but noloco block)",
     )
-    add("--modelled-parameters N", "parameters of that model (default: 1e9)", type=float, default=1e9)
+    add("--modelled-parameters N", "parameters of that model (default: 1e9)", type=float)
     add(
         "--modelled-step S",
         "seconds of its inner step (default: 3, as 32k tokens of a 1 B model at 66 TFLOP/s, 40%% of an RTX 4090)",
         type=float,
-        default=3.0,
     )
 
 
 def _network(parser: argparse.ArgumentParser) -> None:
     add = partial(option, parser)
-    sizes = ",".join(str(1 << k) for k in range(1, 13))
-    add("--sizes LIST", "numbers of nodes, up to 16384 (default: 2,4,8 to 4096)", default=sizes)
+    add("--sizes LIST", f"numbers of nodes, up to {LARGEST_NETWORK} (default: 2,4,8 to 4096)")
     add("--latency S", "median seconds of a message (default: 1; with --stages 0.03)", type=float)
-    add("--sigma X", "deviation of the latency's logarithm (default: 0.5)", type=float, default=0.5)
+    add("--sigma X", "deviation of the latency's logarithm (default: 0.5)", type=float)
     add("--bandwidth MBIT", "of a link, Mbit/s (default: in the latency; with --stages 100)", type=float)
-    add("--vector MB", "what a node sends (default: 250)", type=float, default=250.0)
-    add("--speeds X", "sigma of the machines' speeds (default: 0.3)", type=float, default=0.3)
-    add("--jitter X", "sigma from phase to phase (default: 0.1)", type=float, default=0.1)
-    add("--seed N", "default: 1", type=int, default=1)
+    add("--vector MB", "what a node sends (default: 250)", type=float)
+    add("--speeds X", "sigma of the machines' speeds (default: 0.3)", type=float)
+    add("--jitter X", "sigma from phase to phase (default: 0.1)", type=float)
+    add("--seed N", "default: 1", type=int)
     add = partial(option, parser.add_argument_group("instead: nodes that each hold one stage of a model"))
     add("--stages N", "what links between them need, and how busy they are then", type=int)
-    add("--tflops LIST", "what a node really does a second, in TFLOP (default: 10,50)", default="10,50")
-    add("--activations LIST", "of fp32, bf16, int8 (default: bf16,int8)", default="bf16,int8")
-    add("--tokens N", "of a micro-batch (default: 4096)", type=int, default=4096)
+    add("--tflops LIST", "what a node really does a second, in TFLOP (default: 10,50)")
+    add("--activations LIST", "of fp32, bf16, int8 (default: bf16,int8)")
+    add("--tokens N", "of a micro-batch (default: 4096)", type=int)
     _output(parser)
 
 
@@ -135,12 +134,27 @@ def _output(parser: argparse.ArgumentParser) -> None:
     as_json(group)
 
 
+def _only(args: argparse.Namespace, when: str, holds: object, **usual: object) -> None:
+    """Options that count only then: what they are where they are not given. Raises UsageError where one would be
+    ignored."""
+    for name, value in usual.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+        elif not holds:
+            raise UsageError(f"--{name.replace('_', '-')} counts only {when}: leave it out")
+
+
 def _run_training(args: argparse.Namespace) -> int:
     from noloco_node.simulate import report, sweep
 
+    _only(args, "with --sweep", args.sweep, sweep_alphas="0.1,0.3,0.5", sweep_betas="0.7,1,1.3")
+    _only(args, "with --stages", args.stages != "1", routing="random", activations="fp32")
+    _only(args, "with --links", args.links, modelled_parameters=1e9, modelled_step=3.0)
     choices, seeds = _choices(args), _list(args.seed, int, "--seed")
-    if args.threads is not None and args.threads < 1:
-        raise UsageError(f"--threads must be 1 or more, not {args.threads}")
+    if not all(0 <= seed < 1 << 63 for seed in seeds):
+        raise UsageError("--seed must be at least 0, and below 2^63")
+    if args.threads is not None and not 1 <= args.threads <= LARGEST_THREADS:
+        raise UsageError(f"--threads must be from 1 to {LARGEST_THREADS}, not {args.threads}")
     if args.stages != "1" and (args.attack or args.links):
         raise UsageError("--stages takes neither --attack nor --links")
     if args.attack is not None:
@@ -227,20 +241,24 @@ def _run_attacks(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: S
 def _run_network(args: argparse.Namespace) -> int:
     from noloco_node.simulate import network, report
 
-    if args.stages is not None:
+    staged = args.stages is not None
+    _only(args, "with --stages", staged, tflops="10,50", activations="bf16,int8", tokens=4096)
+    sizes = ",".join(str(1 << k) for k in range(1, 13))
+    _only(args, "without --stages", not staged, sizes=sizes, vector=250.0, sigma=0.5, speeds=0.3, jitter=0.1, seed=1)
+    if staged:
         return _run_stages(args)
     latency = 1.0 if args.latency is None else args.latency
-    sizes = _list(args.sizes, int, "--sizes")
+    ns = _list(args.sizes, int, "--sizes")
     bandwidth = math.inf if args.bandwidth is None else args.bandwidth * 1e6 / 8
-    if min(sizes) < 2 or max(sizes) > LARGEST_NETWORK or args.seed < 0:
+    if min(ns) < 2 or max(ns) > LARGEST_NETWORK or args.seed < 0:
         raise UsageError(f"--sizes must be from 2 to {LARGEST_NETWORK} and --seed at least 0")
     if not (0 < latency < math.inf and 0 < args.vector < math.inf and bandwidth > 0):
         raise UsageError("--latency, --bandwidth and --vector must be above 0")
     if not all(0 <= sigma <= LARGEST_SIGMA for sigma in (args.sigma, args.speeds, args.jitter)):
         raise UsageError(f"--sigma, --speeds and --jitter must be from 0 to {LARGEST_SIGMA}")
     given = network.Network(latency, args.sigma, bandwidth, args.vector * 1e6)
-    rows = network.costs(given, sizes, args.seed)
-    waiting = network.stragglers(sizes, args.speeds, args.jitter, args.seed)
+    rows = network.costs(given, ns, args.seed)
+    waiting = network.stragglers(ns, args.speeds, args.jitter, args.seed)
     if args.plot is not None:
         machines = f"speeds of machines σ {args.speeds:g}, from phase to phase σ {args.jitter:g}", f"seed {args.seed}"
         report.plot_network(given, rows, waiting, args.plot, machines)
@@ -258,8 +276,8 @@ def _run_stages(args: argparse.Namespace) -> int:
         raise UsageError("--plot does not draw stages: leave it out")
     if not all(0 < value < math.inf for value in (mbit_s, args.tokens, *tflops)) or not 0 <= latency_s < math.inf:
         raise UsageError("--bandwidth, --tflops and --tokens must be above 0, and --latency at least 0")
-    if args.stages < 2:
-        raise UsageError(f"--stages must be 2 or more, not {args.stages}")
+    if not 2 <= args.stages <= LARGEST_CHAIN:
+        raise UsageError(f"--stages must be from 2 to {LARGEST_CHAIN}, not {args.stages}")
     link = network.Network(latency_s, bandwidth_bytes_s=mbit_s * 1e6 / 8)
     codecs = {codec.name: lambda width, codec=codec: codec.encoded_bytes((1, width)) for codec in _activations(args)}
     rows = network.stage_rows(_large_models(), link, args.stages, tflops, codecs, args.tokens)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
+from importlib import import_module
 
 import pytest
 
@@ -160,6 +161,7 @@ def test_what_shows_something_has_json(verb, capsys):
         (["swarm", "--nodez=4"], "swarm does not know '--nodez', did you mean --nodes?"),
         (["simulate", "--roundz", "3"], "simulate does not know '--roundz', did you mean --rounds?"),
         (["simulate", "network", "--sizez", "3"], "simulate does not know '--sizez', did you mean --sizes?"),
+        (["simulate", "--rounds", "3", "network"], "'network' comes first, before '--rounds': see `noloco"),
         (["bench", "codex"], "bench does not know 'codex', did you mean codec?"),
         (["bench", "trai"], "bench does not know 'trai', did you mean train or training?"),
         (["stat"], "there is no verb 'stat', did you mean status?"),
@@ -197,6 +199,18 @@ def test_a_wrong_word_is_one_sentence_and_exit_2(args, sentence, capsys):
     assert sentence in shown.err
     assert shown.err.count("\n") == 1
     assert shown.out == ""
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_too_little_memory_is_no_bug(error, monkeypatch, capsys):
+    import_module("torch")  # as a verb that allocates has done
+
+    def allocate(*_):
+        raise error
+
+    monkeypatch.setattr("noloco_node.cli.show.status", allocate)
+    assert main(["status"]) == 21
+    assert capsys.readouterr().err == "memory has no room for this: end other programs, or ask for less\n"
 
 
 def test_every_error_has_its_exit_code(monkeypatch, capsys):
