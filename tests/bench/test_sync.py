@@ -10,9 +10,9 @@ import pytest
 
 from noloco_node.bench import exchange, links, sync
 from noloco_node.bench.rivals import vectors
-from noloco_node.bench.rows import Run
+from noloco_node.bench.rows import Row, Run
 from noloco_node.cli import main
-from noloco_node.errors import NolocoError
+from noloco_node.errors import NolocoError, UsageError
 
 QUICK_S = 150
 """Each takes a minute on a machine that does nothing else."""
@@ -74,6 +74,23 @@ def test_without_root_sync_says_what_to_do(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert main(["bench", "sync", "--quick"]) == 1
     assert capsys.readouterr().err.endswith("needs root, to make network namespaces. Run it as root on Linux.\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [("", ["2 1000000 50 1"]), ("--n 4,8", ["4 1000000 50 1", "8 1000000 50 1"]), ("--repeats 3", ["2 1000000 50 3"])],
+)
+def test_what_is_given_counts_beside_quick(words: str, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def run(wanted: list[sync.Setting], _: object, repeats: int, *__: object) -> list[Row]:
+        measured.extend(f"{each.n} {each.params} {each.mbit} {repeats}" for each in wanted)
+        raise UsageError("not now")
+
+    monkeypatch.setattr(links, "require", lambda: None)
+    monkeypatch.setattr(sync, "run", run)
+    assert main(["bench", "sync", "--quick", *words.split()]) == 2
+    assert measured == settings
 
 
 def rows_of(*words: str) -> dict[str, dict[str, float]]:

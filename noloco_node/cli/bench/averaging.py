@@ -20,21 +20,20 @@ def options(what: Verbs) -> None:
     text = "rounds of peers that find one another, beside hivemind's"
     parser = verb(what, "averaging", text, "--quick", ABOUT)
     add = partial(option, parser)
-    add("--n LIST", "peers (default: 16)", default="16")
-    add("--rounds N", "of each peer (default: 5)", default="5")
+    add("--n LIST", "peers (default: 16; with --quick 4)")
+    add("--rounds N", "of each peer (default: 5; with --quick 2)")
     add("--mbit N", "rate of the links, up and down (default: 100)", default="100")
     add("--systems LIST", "only these, as 'noloco lattice:3' (default: all)")
     shared(parser, "4 peers, 2 rounds")
 
 
 def run(args: argparse.Namespace) -> int:
-    ns = numbers(args.n, "--n", 64, 2)
-    rounds, mbit = whole_number(args.rounds, "--rounds", 1000), whole_number(args.mbit, "--mbit", 99_999)
+    ns = numbers(args.n or ("4" if args.quick else "16"), "--n", 64, 2)
+    rounds = whole_number(args.rounds or ("2" if args.quick else "5"), "--rounds", 1000)
+    mbit = whole_number(args.mbit, "--mbit", 99_999)
     from noloco_node.bench import averaging, links
 
     wanted = names(args.systems, "--systems", [system.name for system in averaging.SYSTEMS])
-    if args.quick:
-        ns, rounds = [4], 2
     links.require()
     systems = [system for system in averaging.SYSTEMS if system.name in wanted]
     rows = measured(args, CELLS, lambda say: averaging.run(ns, systems, mbit, rounds, say))

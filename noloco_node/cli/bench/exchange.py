@@ -20,16 +20,16 @@ def options(what: Verbs) -> None:
     parser = verb(what, "exchange", "the exchange path beside its layers, on loopback", "--quick", ABOUT)
     add = partial(option, parser)
     add("--mib N", f"what each end sends (default: {SIZE})")
-    add("--repeats N", "timed turns (default: 5)", default="5")
+    add("--repeats N", "timed turns (default: 5; with --quick 1)")
     shared(parser, f"{QUICK_SIZE} MiB, once")
 
 
 def run(args: argparse.Namespace) -> int:
     size = whole_number(args.mib or str(QUICK_SIZE if args.quick else SIZE), "--mib", 99_999)
-    repeats = whole_number(args.repeats, "--repeats", 100)
+    repeats = whole_number(args.repeats or ("1" if args.quick else "5"), "--repeats", 100)
     from noloco_node.bench import exchange
 
-    pieces, repeats = (size << 20) // exchange.PAYLOAD_BYTES, 1 if args.quick else repeats
+    pieces = (size << 20) // exchange.PAYLOAD_BYTES
     rows = measured(args, CELLS, lambda say: exchange.run(pieces, repeats, say))
     settings = [f"{size} MiB each way", "loopback"]
     return finish(args, rows, CELLS, title="The exchange path", settings=settings, panels=exchange.panels(rows))

@@ -27,32 +27,27 @@ wait for their links. `--quick` takes a minute.
 def options(what: Verbs) -> None:
     parser = verb(what, "sync", "an averaging step behind slow links, beside all-reduces", "--quick", ABOUT)
     add = partial(option, parser)
-    add("--n LIST", "processes, even numbers (default: 2,4,8)", default="2,4,8")
-    add("--params LIST", "parameters (default: 10000000,100000000)", default="10000000,100000000")
-    add("--mbit LIST", "rates of the links, up and down (default: 50,500)", default="50,500")
+    add("--n LIST", "processes, even numbers (default: 2,4,8)")
+    add("--params LIST", "parameters (default: 10000000,100000000)")
+    add("--mbit LIST", "rates of the links, up and down (default: 50,500)")
     add("--systems LIST", "only these, as 'noloco lattice:4,gloo fp32' (default: all)")
-    add("--repeats N", "timed steps; a rival's that takes 20 s is done once (default: 5)", default="5")
+    add("--repeats N", "timed steps; a rival's that takes 20 s is done once (default: 5)")
     add("--seed N", "of the pairs (default: 1)", default="1")
-    shared(parser, "N 2, 1 M parameters, 50 Mbit/s, once")
+    shared(parser, "N 2, 1 M parameters, 50 Mbit/s, once, where nothing else is given")
 
 
 def run(args: argparse.Namespace) -> int:
-    ns, params, mbits = (
-        numbers(text, flag, most)
-        for text, flag, most in (
-            (args.n, "--n", 64),
-            (args.params, "--params", 999_999_999),
-            (args.mbit, "--mbit", 99_999),
-        )
-    )
+    usual = ("2", "1000000", "50", "1") if args.quick else ("2,4,8", "10000000,100000000", "50,500", "5")
+    given = args.n, args.params, args.mbit, args.repeats
+    n_list, params_list, mbit_list, times = (text or default for text, default in zip(given, usual, strict=True))
+    ns, params = numbers(n_list, "--n", 64), numbers(params_list, "--params", 999_999_999)
+    mbits, repeats = numbers(mbit_list, "--mbit", 99_999), whole_number(times, "--repeats", 100)
     if odd := [n for n in ns if n % 2]:
         raise UsageError(f"--n takes even numbers, since nodes swap in pairs, not {odd[0]}")
-    repeats, seed = whole_number(args.repeats, "--repeats", 100), whole_number(args.seed, "--seed", 10**9 - 1)
+    seed = whole_number(args.seed, "--seed", 10**9 - 1)
     from noloco_node.bench import links, sync
 
     wanted = names(args.systems, "--systems", [system.name for system in sync.SYSTEMS])
-    if args.quick:
-        ns, params, mbits, repeats = [2], [1_000_000], [50], 1
     links.require()
     systems = [system for system in sync.SYSTEMS if system.name in wanted]
     settings = [sync.Setting(*setting) for setting in product(ns, params, mbits)]
