@@ -42,11 +42,11 @@ _SUFFIX = ".tokens"
 
 def init(args: argparse.Namespace) -> int:
     path = Path(args.path)
-    if path.is_dir():
-        path /= "run.toml"
-    named = re.sub("[^a-z0-9]+", "-", path.stem.lower())[:32].strip("-")
-    text = toml.template() if named in {"", "run"} else toml.template(named)
     try:
+        if path.is_dir():
+            path /= "run.toml"
+        named = re.sub("[^a-z0-9]+", "-", path.stem.lower())[:32].strip("-")
+        text = toml.template() if named in {"", "run"} else toml.template(named)
         with path.open("w" if args.force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
@@ -73,7 +73,10 @@ def check(args: argparse.Namespace) -> int:
     settings, run = config.load(config.among(vars(args)), os.environ), toml.load(Path(args.manifest), say)
     if named := toml.weights(Path(args.manifest)):
         settings = replace(settings, weights=Path(named))
-    sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
+    given = sources.Sources(settings.data, settings.tokenizer)
+    sources.check(run.data, given)
+    for line in sources.unused(run, given):
+        print(line, file=sys.stderr)
     run = pin_commit.pinned(run, Home(settings.home))
     from noloco_node.node.check_run import check as check_run
 

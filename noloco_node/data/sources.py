@@ -80,14 +80,15 @@ def check(spec: DataSpec, where: Sources) -> None:
         raise UsageError("; and ".join(faults) + there)
 
 
-def unused(run: Manifest, where: Sources) -> str | None:
-    """Where files are named for a run that takes none: what is said of them."""
-    if not where.files or run.data.source == "files":
-        return None
+def unused(run: Manifest, where: Sources) -> Iterator[str]:
+    """What is said of files that are named for a run that takes none."""
     reads = run.data.dataset or "the sources of Python's standard library"
     if run.model.task:
         reads = f"the data of its task {run.model.task}"
-    return f"warning: this run reads {reads}: --data is not used"
+    if where.files and run.data.source != "files":
+        yield f"warning: this run reads {reads}: --data is not used"
+    if where.tokenizer and not run.data.tokenizer.startswith("sha256:"):
+        yield f"warning: this run's tokenizer is {run.data.tokenizer}: --tokenizer is not used"
 
 
 def find(files: tuple[str, ...]) -> list[Path]:

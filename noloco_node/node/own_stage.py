@@ -92,8 +92,9 @@ class OwnStage:
     async def choose(self, run: Manifest, look: Callable[[], Awaitable[Collection[PeerRecord]]]) -> None:
         """`look` gives the other nodes of the run. Raises UsageError."""
         if run.stages is None:
-            if self._config.stage is not None:
-                self._report(f"the run is not cut into stages: stage {self._config.stage}, as set, is not used")
+            for name in ("stage", "in_flight"):
+                if (value := getattr(self._config, name)) is not None:
+                    self._report(f"the run is not cut into stages: {name} {value}, as set, is not used")
             return
         config, folder = replace(self._config, stage=self._takes or self._config.stage), self._folder(run)
         self.at = await which_stage.choose(look, run.stages.count, config, folder)

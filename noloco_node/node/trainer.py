@@ -172,8 +172,10 @@ class TrainingNode(BaseNode):
             self._remember(run, signed)  # data that it lacks can then be given to `join` alone
         if run.stages is None:
             sources.check(run.data, self._sources)
-        if unused := sources.unused(run, self._sources):
+        for unused in sources.unused(run, self._sources):
             self._report(unused)
+        if self._config.weights and not run.model.weights:
+            self._report("warning: this run begins with random weights: --weights is not used")
         if run.model.weights and self._config.weights is None:
             self._brings_run = False
         thread = None if run.stages else self._start_training(run, keeper)

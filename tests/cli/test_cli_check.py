@@ -125,6 +125,16 @@ def test_a_device_that_is_not_there(tmp_path, capsys, monkeypatch):
     assert "use --device cpu" in capsys.readouterr().err
 
 
+def test_files_that_the_run_does_not_read_are_named(tmp_path, capsys):
+    words = "--threads", "1", "--data", "nowhere", "--tokenizer", "nowhere"
+    assert main(["check", llama(tmp_path), *words]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[2] for line in said if line.startswith("warning")] == [
+        "this run reads the sources of Python's standard library: --data is not used",
+        "this run's tokenizer is bytes: --tokenizer is not used",
+    ]
+
+
 def test_a_model_that_does_not_fit(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(memory, "total_bytes", lambda: 100_000)
     assert main(["check", llama(tmp_path)]) == OutOfMemory.exit_code

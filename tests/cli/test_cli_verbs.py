@@ -65,6 +65,11 @@ def test_init_into_a_directory(tmp_path, capsys):
     assert capsys.readouterr().err == "there is no folder nowhere: make it first, or name another file\n"
 
 
+def test_init_of_a_name_that_is_too_long(capsys):
+    assert main(["init", 300 * "a"]) == 2
+    assert capsys.readouterr().err == f"cannot write {300 * 'a'}: File name too long. Name another file\n"
+
+
 def test_init_where_the_disk_is_full(tmp_path, capsys):
     (tmp_path / "full.toml").symlink_to("/dev/full")
     assert main(["init", "full.toml", "--force"]) == 20

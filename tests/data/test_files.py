@@ -301,9 +301,11 @@ def test_a_bad_line_is_named(line: str, sentence: str, tmp_path: Path) -> None:
     ],
 )
 def test_files_that_the_run_does_not_read_are_named(run: Manifest, reads: str | None) -> None:
-    said = reads and f"warning: this run reads {reads}: --data is not used"
-    assert sources.unused(run, Sources(("nowhere",))) == said
-    assert sources.unused(run, Sources()) is None
+    said = [f"warning: this run reads {reads}: --data is not used"] if reads else []
+    assert list(sources.unused(run, Sources(("nowhere",)))) == said
+    said = ["warning: this run's tokenizer is bytes: --tokenizer is not used"]
+    assert list(sources.unused(run, Sources(tokenizer=Path("nowhere")))) == said
+    assert not list(sources.unused(run, Sources()))
 
 
 @pytest.mark.parametrize("name", ["set.parquet", "set.arrow", "set.jsonl.gz"])

@@ -63,10 +63,12 @@ def test_those_that_came_at_the_same_moment_to_the_same_stage_spread(
 
 def test_a_run_that_is_not_cut_says_that_no_stage_is_held(tmp_path: Path) -> None:
     said: list[str] = []
-    made = OwnStage(*_given(NodeConfig(home=tmp_path, stage=2), said.append))
+    made = OwnStage(*_given(NodeConfig(home=tmp_path, stage=2, in_flight=4), said.append))
     run: Any = SimpleNamespace(stages=None)
     asyncio.run(made.choose(run, look=None))  # type: ignore[arg-type]
-    assert made.at is None and said == ["the run is not cut into stages: stage 2, as set, is not used"]
+    assert made.at is None and said == [
+        f"the run is not cut into stages: {what}, as set, is not used" for what in ("stage 2", "in_flight 4")
+    ]
 
 
 class Service:
