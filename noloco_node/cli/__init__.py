@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from noloco_node.base.validation import printable
-from noloco_node.errors import EXIT_INTERRUPTED, DiskFull, NolocoError, known
+from noloco_node.errors import EXIT_INTERRUPTED, DiskFull, NolocoError, OutOfMemory, known
 
 _ENVIRONMENT = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",  # p2pd is started by exec; gRPC's fork handlers would only add warnings and delays
@@ -56,7 +56,7 @@ def run_verb(args: list[str]) -> int:
 
 
 def _report(error: BaseException, args: list[str]) -> int:
-    match known(error) or error:
+    match known(error) or _out_of_memory(error) or error:
         case NolocoError() as expected:
             return _say(str(expected), expected.exit_code, args)
         case BrokenPipeError() | SystemExit(__context__=BrokenPipeError()):  # rich exits with 1 then
@@ -73,6 +73,15 @@ def _report(error: BaseException, args: list[str]) -> int:
 
             sentence = f"noloco-node failed unexpectedly ({type(error).__name__}): {note_crash(error, args)}"
             return _say(sentence, NolocoError.exit_code, args)
+
+
+def _out_of_memory(error: BaseException) -> OutOfMemory | None:
+    is_it = isinstance(error, MemoryError)
+    if not is_it and "torch" in sys.modules:
+        from noloco_node.training.memory_budget import is_out_of_memory
+
+        is_it = is_out_of_memory(error)
+    return OutOfMemory("memory has no room for this: end other programs, or ask for less") if is_it else None
 
 
 def _say(sentence: str, code: int, args: list[str]) -> int:

@@ -6,6 +6,8 @@ AMD's architecture, so it says nothing of bf16, which is taken as it is; host/gp
 no MFU; Triton compiles the codec's kernels, and where it cannot, torch's own operations encode.
 """
 
+import re
+
 import torch
 
 from noloco_node.errors import UsageError
@@ -23,6 +25,8 @@ def choose_device(name: str) -> torch.device:
         raise UsageError(MPS)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch("cpu|cuda(:[0-9]{1,2})?", name):
+        raise UsageError(f"--device must be auto, cpu, cuda or cuda:<number>, not {name!r}")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device {name} cannot be used, as {why_no_gpu()}: {REMEDY}, or use --device cpu")

@@ -40,6 +40,12 @@ def test_no_gpu() -> None:
         choose_device("cuda")
 
 
+@pytest.mark.parametrize("name", ["x", "", "cuda:-1", "cuda:x", "meta", "xpu"])
+def test_a_name_that_is_none(name: str) -> None:
+    with pytest.raises(UsageError, match=r"^--device must be auto, cpu, cuda or cuda:<number>, not "):
+        choose_device(name)
+
+
 def test_apples_gpus() -> None:
     with pytest.raises(UsageError, match=r"--device mps cannot be used, as .*: use --device cpu"):
         choose_device("mps")
