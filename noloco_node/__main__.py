@@ -71,7 +71,8 @@ def _open_streams() -> None:
     closed would be the next file that is opened, and get what libraries print."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+            device = os.open(os.devnull, os.O_RDWR)  # for good: stderr is replaced below
+            setattr(sys, name, os.fdopen(device, mode, encoding="utf-8", closefd=False))
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     if isinstance(sys.stderr, TextIOWrapper):

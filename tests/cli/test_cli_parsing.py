@@ -74,6 +74,9 @@ def test_a_stream_that_is_closed_changes_no_exit_code(closed):
     done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
+    code = "import os; from noloco_node import __main__ as m; m._open_streams(); [os.fstat(fd) for fd in range(3)]"
+    opened = subprocess.run(["/bin/sh", "-c", f"{sys.executable} -W error -c '{code}' {closed}>&-"], check=False)
+    assert opened.returncode == 0, "and no other file will get it"
 
 
 def test_version(capsys):
