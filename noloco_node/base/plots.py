@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from noloco_node.base.atomic_files import writing
 from noloco_node.base.extras import pip_install
 from noloco_node.base.validation import listed
 from noloco_node.errors import UsageError
@@ -84,10 +85,10 @@ def check(path: Path) -> None:
 
 
 def draw(path: Path, title: str, settings: Sequence[str], panels: Sequence[Panel]) -> None:
-    """`settings`: in a few words each, as `8 replicas`."""
+    """`settings`: in a few words each, as `8 replicas`. Raises DiskFull, UsageError."""
     import matplotlib as mpl
 
-    with mpl.rc_context(mpl.rcParamsDefault | STYLE):
+    with mpl.rc_context(mpl.rcParamsDefault | STYLE), writing(path, "name another file with --plot"):
         figure(title, settings, panels).savefig(path)
 
 

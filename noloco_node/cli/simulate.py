@@ -187,9 +187,10 @@ def _run_training(args: argparse.Namespace) -> int:
         if curves:
             show(curves)  # hours may be behind them
         raise
+    code = show(curves)
     if args.plot is not None:
         report.plot_comparison(settings, curves, args.plot)
-    return show(curves)
+    return code
 
 
 def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Sequence[int]) -> int:
@@ -259,11 +260,12 @@ def _run_network(args: argparse.Namespace) -> int:
     given = network.Network(latency, args.sigma, bandwidth, args.vector * 1e6)
     rows = network.costs(given, ns, args.seed)
     waiting = network.stragglers(ns, args.speeds, args.jitter, args.seed)
+    parts = report.network_table(rows), "", report.straggler_table(waiting), f"(of accelerator time; {report.ASSUMED})"
+    code = _show(args, report.network_document(given, rows, waiting), *parts)
     if args.plot is not None:
         machines = f"speeds of machines σ {args.speeds:g}, from phase to phase σ {args.jitter:g}", f"seed {args.seed}"
         report.plot_network(given, rows, waiting, args.plot, machines)
-    parts = report.network_table(rows), "", report.straggler_table(waiting), f"(of accelerator time; {report.ASSUMED})"
-    return _show(args, report.network_document(given, rows, waiting), *parts)
+    return code
 
 
 def _run_stages(args: argparse.Namespace) -> int:

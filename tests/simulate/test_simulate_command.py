@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from noloco_node.cli import simulate
-from noloco_node.errors import UsageError
+from noloco_node.errors import DiskFull, UsageError
 from noloco_node.simulate import experiment
 
 QUICK = ["--replicas", "2", "--inner-steps", "1", "--rounds", "2", "--batch-tokens", "128", "--held-out", "2"]
@@ -108,6 +108,13 @@ def test_network_table_json_and_picture(capsys, tmp_path):
     printed = capsys.readouterr().out
     assert "waiting for slower nodes" in printed
     assert "assuming that a pair which trains on waits for nobody" in printed
+
+
+def test_the_figures_are_printed_where_the_picture_cannot_be_written(capsys, tmp_path):
+    (tmp_path / "full.png").symlink_to("/dev/full")
+    with pytest.raises(DiskFull, match=r"cannot write .*full.png. Free some space, or name another file with --plot"):
+        simulated("network", "--sizes", "2", "--plot", str(tmp_path / "full.png"))
+    assert "waiting for slower nodes" in capsys.readouterr().out
 
 
 def test_links_between_stages(capsys):

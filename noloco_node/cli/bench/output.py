@@ -66,9 +66,9 @@ def finish(  # noqa: PLR0913
     **more: Any,
 ) -> int:
     """Print the rows as a table or as JSON, and draw them where that is wanted. `more`: further fields of the JSON."""
+    _print(args, rows, cells, **more)
     if panels and args.plot is not None:
         plots.draw(args.plot, title, settings, panels)
-    _print(args, rows, cells, **more)
     return 0
 
 
