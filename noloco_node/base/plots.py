@@ -43,6 +43,7 @@ _CHARACTER = 0.062
 """The mean width of a character of the settings and of the legend, and a bit more."""
 _HANDLE = 0.62
 """A legend's line sample, with the gaps around it."""
+_ELSEWHERE = "name another file with --plot"
 _FEW = 15
 """Points of a line that each have a marker; on longer ones they stand apart by an eighth of the panel's diagonal, and
 where lines coincide each shows its own."""
@@ -80,7 +81,9 @@ def check(path: Path) -> None:
         raise UsageError(
             f"--plot takes a name that ends in {listed([f'.{kind}' for kind in kinds])}, not {path.name!r}"
         )
-    if not path.parent.is_dir() or path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    with writing(path, _ELSEWHERE):
+        is_writable = os.access(path if path.exists() else path.parent, os.W_OK) and not path.is_dir()
+    if not is_writable:
         raise UsageError(f"--plot cannot write {path}: name a file in a folder that exists and is yours")
 
 
@@ -88,7 +91,7 @@ def draw(path: Path, title: str, settings: Sequence[str], panels: Sequence[Panel
     """`settings`: in a few words each, as `8 replicas`. Raises DiskFull, UsageError."""
     import matplotlib as mpl
 
-    with mpl.rc_context(mpl.rcParamsDefault | STYLE), writing(path, "name another file with --plot"):
+    with mpl.rc_context(mpl.rcParamsDefault | STYLE), writing(path, _ELSEWHERE):
         figure(title, settings, panels).savefig(path)
 
 

@@ -113,14 +113,14 @@ def find(
     one that it must be. `step`: a checkpoint's name. Raises UsageError."""
     path = path.absolute()  # the folders above it say what it is
     try:
-        there = path.is_dir()
+        there, is_export = path.is_dir(), (path / "config.json").exists()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}. Make it readable for this user") from None
     if not there:
         what = "is no folder" if path.exists() else "does not exist"
         raise UsageError(f"{path} {what}: {_NAME_ONE}")
     found: Weights
-    if (path / "config.json").exists():
+    if is_export:
         found = Exported(signed_file.read(path), path)
     elif path.parent.name == CHECKPOINTS:
         found = Kept(signed_file.read(path.parent.parent), (path,))

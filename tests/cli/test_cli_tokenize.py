@@ -46,6 +46,8 @@ def test_a_file_that_is_there_is_replaced_only_when_told_so(texts: Path, capsys)
     words = ["tokenize", str(texts), "--field", "body", "--out", str(out)]
     assert main(words) == 2
     assert "corpus.tokens exists already: name another file, or replace it with --force" in capsys.readouterr().err
+    assert main([*words[:-1], 300 * "a" + ".tokens"]) == 2
+    assert "aa.tokens: File name too long. Name another file with --out" in capsys.readouterr().err
     assert out.read_bytes() == b"mine"
     assert main([*words, "--force"]) == 0
     assert out.read_bytes() != b"mine"

@@ -539,6 +539,9 @@ def test_a_folder_that_is_none(tmp_path: Path, exported: Path, capsys: pytest.Ca
     assert "does not exist" in refused(capsys, "eval", str(tmp_path / "nowhere"))
     said = refused(capsys, "eval", str(tmp_path))
     assert f"there is no run in {tmp_path}: name a home in which a node has trained, a checkpoint or an" in said
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "closed" / "config.json").symlink_to(300 * "a")  # an error of the system, as in a folder of others
+    assert f"cannot read {tmp_path / 'closed'}: " in refused(capsys, "eval", str(tmp_path / "closed"))
     nameless = tmp_path / "nameless"
     shutil.copytree(exported, nameless)
     (nameless / "noloco.json").unlink()

@@ -153,6 +153,7 @@ def test_links_between_stages(capsys):
         (["--sweep", "--sweep-alphas", "0.9", "--algorithms", "noloco"], "gamma must be"),
         (["--plot", "not/there/out.png"], "folder that exists"),
         (["--plot", "."], "ends in"),
+        (["--plot", 300 * "a" + ".png"], "File name too long. Name another file with --plot"),
         (["--plot", "out.docx"], "ends in"),
         (["--attack", "scael"], "did you mean scale"),
         (["--attack", "scale", "--attackers", "7"], "two honest replicas of 8"),
