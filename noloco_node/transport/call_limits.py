@@ -13,9 +13,13 @@ MAX_CALLS = 256
 """Being answered at the same time, over all peers: each may have one request of `MAX_REQUEST_BYTES` in memory."""
 FOR_STRANGERS = 192
 """Of these: the others are kept for partners."""
-OF_PEER, OF_PLACE = 16, 40
-"""An honest peer has two swaps, a download with its look-ups, and up to eight questions to a relay. A household has a
-few peers; one place alone can hold 230 MB of requests, as gRPC reads 5.7 MB ahead of a call that waits."""
+OF_PEER = 16
+"""An honest peer has two swaps, a download with its look-ups, and up to eight questions to a relay."""
+OF_PLACE = 4
+"""A place has less than one in so many of the calls that are left: 39 where it is the only one, and a household has a
+few peers. With a fixed number, five places held all. Now who comes from a new place is still answered where a hundred
+others hold as many as they get, and the first call of a place is refused after 20 places took theirs one by one. One
+place alone can hold 220 MB of requests, as gRPC reads 5.7 MB ahead of a call that waits."""
 PEER_A_MINUTE, PLACE_A_MINUTE = 600, 2400
 """A node whose rounds take a second makes about a hundred. A call costs about 1 ms, so one place has at most 4% of a
 core. A call that this node learned from is given back: a stage may have a hundred such a second of one peer."""
@@ -37,14 +41,13 @@ class CallLimits:
 
     def begin(self, peer: str, place: str, partner: bool, now: float) -> bool:
         """Whether this call may be answered; then `end` must follow."""
-        limits = dict(zip(_names(peer, place, partner), (OF_PEER, OF_PLACE, MAX_CALLS, FOR_STRANGERS), strict=False))
+        _, at, *rooms = names = _names(peer, place, partner)
+        left = min(most - self._at_once[room] for room, most in zip(rooms, (MAX_CALLS, FOR_STRANGERS), strict=False))
         of_peer, of_place = self._a_minute
-        may = self._take(peer, of_peer, now, owes=FLOOD)
-        if not may or any(self._at_once[name] >= most for name, most in limits.items()):
+        may = self._take(peer, of_peer, now, owes=FLOOD) and self._at_once[peer] < OF_PEER
+        if not may or OF_PLACE * self._at_once[at] >= left or not self._take(at, of_place, now):
             return False
-        if not self._take(f"at {place}", of_place, now):
-            return False
-        self._at_once.update(limits.keys())
+        self._at_once.update(names)
         return True
 
     def end(self, peer: str, place: str, partner: bool) -> None:
@@ -71,5 +74,6 @@ class CallLimits:
 
 
 def _names(peer: str, place: str, partner: bool) -> list[str]:
-    """Under which a call is counted: its peer, its place, all, and all strangers."""
-    return [peer, f"at {place}", "all", *([] if partner else ["strangers"])]
+    """Under which a call is counted: its peer, its place (partners apart, as strangers may come from there too, and all
+    who come over a relay are at one place), all, and all strangers."""
+    return [peer, f"partners at {place}", "all"] if partner else [peer, f"at {place}", "all", "strangers"]

@@ -1,12 +1,14 @@
 """How many calls a caller, its place and all strangers may have."""
 
+import pytest
+
+from noloco_node.base.places import RELAYED
 from noloco_node.transport.call_limits import (
     FLOOD,
     FOR_STRANGERS,
     MAX_CALLS,
     MAX_REMEMBERED,
     OF_PEER,
-    OF_PLACE,
     PEER_A_MINUTE,
     PLACE_A_MINUTE,
     CallLimits,
@@ -22,8 +24,38 @@ def test_a_peer_and_a_place_have_few_calls_at_once() -> None:
     assert begun(limits, 99, "a", "here") == OF_PEER
     limits.end("a", "here", False)
     assert begun(limits, 99, "a", "here") == 1
-    assert sum(begun(limits, 99, f"b{number}", "here") for number in range(9)) == OF_PLACE - OF_PEER
+    assert sum(begun(limits, 99, f"b{number}", "here") for number in range(9)) == 39 - OF_PEER
     assert begun(limits, 1, "c", "elsewhere") == 1
+
+
+@pytest.mark.parametrize(("places", "least"), [(5, 16), (20, 7), (100, 1)])
+def test_places_that_hold_as_much_as_they_get_leave_calls_for_another_one(places: int, least: int) -> None:
+    """15 identities at five places held all calls of strangers."""
+    limits = CallLimits()
+    for turn in range(3 * OF_PEER):
+        for number in range(places):
+            begun(limits, 1, f"p{number}-{turn % 3}", f"place {number}")
+    assert begun(limits, 99, "newcomer", "elsewhere") >= least
+
+
+@pytest.mark.parametrize("partner", [False, True])
+def test_places_one_after_the_other_take_all_only_if_they_are_many(partner: bool) -> None:
+    limits, places = CallLimits(), 0
+    while sum(begun(limits, OF_PEER, f"p{places}-{n}", f"place {places}", partner=partner) for n in range(3)):
+        places += 1
+    assert places >= 20
+
+
+def test_strangers_of_a_place_leave_its_calls_for_partners() -> None:
+    """All who come over relays that nobody chose are at one place: any of them shut out all partners there."""
+    limits = CallLimits()
+    flood = 0
+    for number in range(2 * PLACE_A_MINUTE):
+        if limits.begin(f"s{number // 600}", RELAYED, False, 0.0):
+            limits.end(f"s{number // 600}", RELAYED, False)
+            flood += 1
+    assert flood == PLACE_A_MINUTE
+    assert begun(limits, 1, "partner", RELAYED, partner=True) == 1
 
 
 def test_strangers_from_everywhere_leave_calls_for_partners() -> None:

@@ -10,6 +10,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from noloco_node.errors import IdentityInUse, NolocoError, SwarmUnreachable, Usa
 from noloco_node.host.memory import process_bytes
 from noloco_node.peers import directory
 from noloco_node.transport import grpc_bridge, libp2p, reachability, relayed_places, self_view
-from noloco_node.transport.call_limits import CallLimits
+from noloco_node.transport.call_limits import OF_PEER, CallLimits
 from noloco_node.transport.grpc_bridge import BUFFER_BYTES, CHANNEL_OPTIONS, SERVER_OPTIONS, splice
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.p2pd import session
@@ -69,6 +70,11 @@ async def echo(requests, context):
 def transport(directory, name="other", **settings):
     identity = Identity.load_or_create(directory / f"{name}.key")
     return Libp2pTransport(identity, settings.pop("listen", ANY_LOCAL_PORT), **settings)
+
+
+async def forever():
+    await asyncio.Event().wait()
+    yield
 
 
 def directory_of(transport):
@@ -628,6 +634,45 @@ async def test_a_local_process_that_is_no_peer_is_refused(net):
     async with grpc.aio.insecure_channel(f"127.0.0.1:{inbound._port}") as stranger:
         call = RunsStub(stranger).List(peer_pb2.RunsRequest(), timeout=STEP_S)
         assert await failure_of(call) is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_newcomer_is_answered_while_15_identities_of_5_places_hold_all_calls_that_they_get(net, monkeypatch):
+    """They held all that strangers may have at once."""
+    held, refused = Counter(), 0
+
+    async def hold(requests, context):
+        held[server.place(context)] += 1
+        await asyncio.Event().wait()
+        yield
+
+    async def read_caller(reader):
+        return grpc_bridge.FarEnd(*(await reader.readline()).decode().split())
+
+    async def dial(peer):
+        streams = await asyncio.open_unix_connection(directory_of(server) / libp2p._STREAMS)
+        streams[1].write(f"{peer} {hosts[peer]}\n".encode())
+        return streams
+
+    async def ask_and_hold(peer):
+        nonlocal refused
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await drain(ExchangeStub(callers.channel(peer)).Swap(forever()))
+        refused += ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    server = await net.start(Exchange(hold), Runs(list_no_runs))
+    monkeypatch.setattr(server._parts.inbound, "_read_caller", read_caller)
+    hosts = {net.new_id(): f"127.0.0.{2 + number // 3}" for number in range(15)}
+    newcomer = net.new_id()
+    hosts[newcomer] = "127.0.0.9"
+    callers = grpc_bridge.Outbound(directory_of(server), dial)
+    calls = [asyncio.create_task(ask_and_hold(peer)) for _ in range(OF_PEER) for peer in hosts if peer != newcomer]
+    await until(lambda: held.total() + refused == len(calls))
+    assert len(held) == 5 and held.total() > 100
+    runs = RunsStub(callers.channel(newcomer))
+    await asyncio.gather(*(runs.List(peer_pb2.RunsRequest(), timeout=STEP_S) for _ in range(8)))
+    assert held.total() + refused == len(calls), "the attack holds"
+    await callers.close()
+    await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def test_the_bridge_buffers_little_for_a_reader_that_does_not_read_and_ends(monkeypatch):
