@@ -1,10 +1,10 @@
 """The data of a run: tokens to train on, and a held-out part that is the same for every replica.
 
     stdlib   stdlib.py   the standard library's sources, in memory
-    files    files.py    a volunteer's text, jsonl, parquet and token files, as one memory-mapped token file
+    files    files.py    a volunteer's text, jsonl, parquet and token files, as one token file
     hub      hub.py      a data set of the Hugging Face hub, streamed
 
-The first two are arrays, which stream.py reads in an order of each replica's own; the third has a stream with the same
+Of the first two stream.py reads the tokens in an order of each replica's own; the third has a stream with the same
 methods. documents.py reads a volunteer's files, parts.py decides what of them is held out, tokens.py turns text into
 tokens. Knows nothing of models or peers.
 """
@@ -18,6 +18,7 @@ from noloco_node.data import files, hub, sources, stdlib, tokens
 from noloco_node.data.hub import HubCorpus
 from noloco_node.data.sources import Sources
 from noloco_node.data.stream import TokenStream
+from noloco_node.data.token_file import FileTokens
 from noloco_node.data.tokens import BYTES, Tokenizer, Tokens
 from noloco_node.run.schema import DataSpec
 
@@ -27,10 +28,10 @@ NOTHING = Sources()
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens in arrays, in memory or memory-mapped."""
+    """Tokens in memory or in a file."""
 
-    train: Tokens
-    held_out: Tokens
+    train: Tokens | FileTokens
+    held_out: Tokens | FileTokens
     tokenizer: Tokenizer = BYTES
 
     def stream(self, sequence_length: int, seed: int, peer_id: str) -> TokenStream:

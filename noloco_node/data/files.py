@@ -22,7 +22,8 @@ from noloco_node.data import sources, token_cache, token_file
 from noloco_node.data.documents import Documents, Reading
 from noloco_node.data.parts import batches, is_held_out, parts
 from noloco_node.data.sources import TOKENS, Sources
-from noloco_node.data.tokens import Tokenizer, Tokens
+from noloco_node.data.token_file import FileTokens
+from noloco_node.data.tokens import Tokenizer
 from noloco_node.errors import UsageError
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class FilesProgress:
 Report = Callable[[FilesProgress], None]
 
 
-def load(where: Sources, tokenizer: Tokenizer, field: str) -> tuple[Tokens, Tokens]:
+def load(where: Sources, tokenizer: Tokenizer, field: str) -> tuple[FileTokens, FileTokens]:
     """The tokens to train on and those held out."""
     reading = Reading(field, where.encoding)
     paths = sources.find(where.files)
@@ -83,9 +84,9 @@ def tokenize(
 def _add(path: Path, writer: token_file.Writer, tokenizer: Tokenizer, reading: Reading) -> Iterator[float]:
     """Write one file's tokens; yields the share of it that is done after each batch."""
     if path.name.endswith(TOKENS):
-        for tokens, held_out in zip(token_file.load(path, tokenizer), (False, True), strict=True):
-            for start in range(0, len(tokens), token_file.PIECE):
-                writer.add(tokens[start : start + token_file.PIECE], held_out)
+        for stored, held_out in zip(token_file.load(path, tokenizer), (False, True), strict=True):
+            for start in range(0, len(stored), token_file.PIECE):
+                writer.add(stored[start : start + token_file.PIECE], held_out)
         yield 1.0
         return
     end = np.array([tokenizer.end], np.uint32)

@@ -1,4 +1,4 @@
-"""A token file: a corpus as numbers, memory-mapped, so that it may be larger than memory and opens at once.
+"""A token file: a corpus as numbers, which are read where they are wanted, so that it may be larger than memory.
 
     64 bytes    "NoLoCoTk", version, bytes a token, vocabulary, tokens to train on, tokens held out, tokenizer's digest
     then        the tokens to train on, and after them the held-out ones; little-endian
@@ -11,6 +11,7 @@ import os
 import shutil
 import struct
 import tempfile
+import weakref
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -92,19 +93,65 @@ class Writer:
         atomic_files.sync(self._path.parent)
 
 
-def load(path: Path, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
+class FileTokens:
+    """A part of a token file, read piece by piece. In memory-mapped tokens, a file that another program makes shorter
+    ends the process by SIGBUS."""
+
+    def __init__(self, path: Path, descriptor: int, tokenizer: Tokenizer, first: int, length: int) -> None:
+        """`descriptor`: of the file, and its own from now on."""
+        self._path, self._descriptor, self._vocabulary = path, descriptor, tokenizer.vocabulary
+        self._type, self._first, self._length = width(tokenizer.vocabulary), first, length
+        weakref.finalize(self, os.close, descriptor)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, part: slice) -> Tokens:
+        """Raises UsageError."""
+        begin, size = self._bytes_of(part)
+        tokens, came = np.empty(size // self._type.itemsize, self._type), 0
+        raw = tokens.view(np.uint8).data
+        try:
+            while came < size and (more := os.preadv(self._descriptor, [raw[came:]], begin + came)):
+                came += more
+        except OSError as error:
+            raise UsageError(f"cannot read {self._path}: {error.strerror}") from error
+        if came < size:
+            raise UsageError(f"{self._path} became shorter while it was read: replace a token file by a rename")
+        if (largest := int(tokens.max(initial=0))) >= self._vocabulary:
+            raise UsageError(
+                f"{self._path} is damaged: it holds the token {largest}, and the vocabulary has none. {_AGAIN}"
+            )
+        return tokens
+
+    def announce(self, part: slice) -> None:
+        """It is read soon."""
+        with suppress(OSError):  # it is only advice
+            os.posix_fadvise(self._descriptor, *self._bytes_of(part), os.POSIX_FADV_WILLNEED)
+
+    def _bytes_of(self, part: slice) -> tuple[int, int]:
+        """Where they begin, and how many they are."""
+        start, stop, _ = part.indices(self._length)
+        each = self._type.itemsize
+        return _HEADER.size + each * (self._first + start), each * max(0, stop - start)
+
+
+def load(path: Path, tokenizer: Tokenizer) -> tuple[FileTokens, FileTokens]:
     """The tokens to train on and those held out, checked. Raises UsageError."""
     try:
         with atomic_files.open_file(path) as file:
             header, size = file.read(_HEADER.size), os.fstat(file.fileno()).st_size
-        train, held_out = _counts(path, header, size, tokenizer)
-        every = np.memmap(path, width(tokenizer.vocabulary), "r", _HEADER.size, (train + held_out,))
+            train, held_out = _counts(path, header, size, tokenizer)
+            parts = [
+                FileTokens(path, os.dup(file.fileno()), tokenizer, first, length)
+                for first, length in ((0, train), (train, held_out))
+            ]
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    largest = max(int(every[start : start + PIECE].max()) for start in range(0, len(every), PIECE))
-    if largest >= tokenizer.vocabulary:
-        raise UsageError(f"{path} is damaged: it holds the token {largest}, and the vocabulary has none. {_AGAIN}")
-    return every[:train], every[train:]
+    for part in parts:
+        for start in range(0, len(part), PIECE):
+            part[start : start + PIECE]
+    return parts[0], parts[1]
 
 
 def _counts(path: Path, header: bytes, size: int, tokenizer: Tokenizer) -> tuple[int, int]:

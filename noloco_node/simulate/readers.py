@@ -20,7 +20,7 @@ class Readers:
     """One stream a replica."""
 
     def __init__(self, corpus: Corpus, settings: Settings) -> None:
-        parts = [corpus.train] * settings.replicas if settings.iid else own_modules(corpus.train, settings.replicas)
+        parts = [corpus.train] * settings.replicas if settings.iid else own_modules(corpus.train[:], settings.replicas)
         length = settings.data.sequence_length
         self._streams = [TokenStream(part, length, settings.seed, f"replica {i}") for i, part in enumerate(parts)]
 

@@ -5,12 +5,12 @@ import json
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from noloco_node.cli import main
 from noloco_node.data.corpus import Corpus, load
 from noloco_node.data.sources import Sources
+from noloco_node.data.token_file import FileTokens
 from noloco_node.run import toml
 from noloco_node.run.schema import DataSpec
 
@@ -36,8 +36,8 @@ def test_what_is_printed_goes_into_run_toml(texts: Path, tmp_path: Path, capsys)
     run = toml.load(tmp_path / "run.toml")
     assert run.data == DataSpec(**tomllib.loads(lines)["data"])
     corpus = load(run.data, Sources((str(out),)))
-    assert isinstance(corpus, Corpus) and isinstance(corpus.train.base, np.memmap)
-    assert b"text number 7\0" in corpus.train.tobytes() + corpus.held_out.tobytes()
+    assert isinstance(corpus, Corpus) and isinstance(corpus.train, FileTokens)
+    assert b"text number 7\0" in corpus.train[:].tobytes() + corpus.held_out[:].tobytes()
 
 
 def test_a_file_that_is_there_is_replaced_only_when_told_so(texts: Path, capsys) -> None:

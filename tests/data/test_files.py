@@ -21,7 +21,8 @@ from noloco_node.data import corpus, files, sources, token_file
 from noloco_node.data.corpus import Corpus
 from noloco_node.data.documents import Reading
 from noloco_node.data.sources import Sources
-from noloco_node.data.stream import spread
+from noloco_node.data.stream import TokenStream, spread
+from noloco_node.data.token_file import FileTokens
 from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer, Tokens
 from noloco_node.errors import DiskFull, UsageError
 from noloco_node.run.schema import DataSpec, Manifest, ModelSpec
@@ -44,8 +45,9 @@ def given(folder: Path, *names: Path | str, tokenizer: Path | None = None) -> So
     return Sources(tuple(map(str, names)), tokenizer, folder / "cache")
 
 
-def written(tokens: Tokens, tokenizer: Tokenizer = BYTES) -> list[str]:
-    """The documents that an array of tokens holds."""
+def written(stored: Tokens | FileTokens, tokenizer: Tokenizer = BYTES) -> list[str]:
+    """The documents that these tokens hold."""
+    tokens = stored[:]
     *ends, after = np.flatnonzero(tokens == tokenizer.end).tolist()
     assert after == len(tokens) - 1, "the last one ends too"
     return [
@@ -103,7 +105,7 @@ def again_named(folder: Path, kind: str) -> str:
     return str(folder / names.get(kind, "set"))
 
 
-def grid(tokens: Tokens, length: int, shift: int) -> list[list[int]]:
+def grid(tokens: Tokens | FileTokens, length: int, shift: int) -> list[list[int]]:
     starts = range(shift, shift + (len(tokens) - length) // length * length, length)
     return [tokens[start : start + length + 1].tolist() for start in starts]
 
@@ -114,7 +116,7 @@ def test_a_tokenizer_of_ones_own(tmp_path: Path) -> None:
     tokenizer = FileTokenizer(path.read_bytes())
     spec = DataSpec(source="files", tokenizer=f"sha256:{tokenizer.digest.hex()}")
     corpus = load(given(tmp_path, parquet(tmp_path / "set.parquet", content), tokenizer=path), spec)
-    assert corpus.tokenizer.vocabulary == 300 and corpus.train.dtype == np.uint16
+    assert corpus.tokenizer.vocabulary == 300 and corpus.train[:].dtype == np.uint16
     assert sorted(written(corpus.train, tokenizer) + written(corpus.held_out, tokenizer)) == sorted(content)
     assert spread(corpus.held_out, 16, 4).shape == (4, 17)
 
@@ -150,10 +152,10 @@ def test_files_are_tokenized_once_and_again_when_they_change(tmp_path: Path) -> 
 def test_a_kept_file_that_is_damaged_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nobody made it with a command, or knows that it may be deleted."""
     where = given(tmp_path, jsonl(tmp_path / "set.jsonl", texts(100)))
-    whole = load(where).train.copy()
+    whole = load(where).train[:]
     (kept,) = where.cache.iterdir()
     os.truncate(kept, kept.stat().st_size - 1)
-    assert np.array_equal(load(where).train, whole)
+    assert np.array_equal(load(where).train[:], whole)
     assert f"{kept} is damaged" in caplog.text
 
 
@@ -510,6 +512,22 @@ def test_a_token_beyond_the_vocabulary_is_found(tmp_path: Path) -> None:
     path.write_bytes(raw[:-2] + b"\xff\xff")
     with pytest.raises(UsageError, match="holds the token 65535"):
         token_file.load(path, tokenizer)
+
+
+def test_a_file_that_becomes_shorter_or_is_overwritten_while_it_is_read_is_named(tmp_path: Path) -> None:
+    """A mapped one ended the process by SIGBUS."""
+    tokenizer, path = FileTokenizer(tokenizer_json()), tmp_path / "set.tokens"
+    files.tokenize([jsonl(tmp_path / "set.jsonl", texts(100))], path, tokenizer, Reading(), nothing)
+    train, held_out = token_file.load(path, tokenizer)
+    raw = path.read_bytes()
+    os.truncate(path, len(raw) - 2)
+    assert len(train[:]) == len(train)
+    with pytest.raises(UsageError, match="became shorter while it was read"):
+        held_out[:]
+    with path.open("r+b") as file:
+        file.write(b"\xff" * len(raw))
+    with pytest.raises(UsageError, match="is damaged: it holds the token 65535"):
+        TokenStream(train, 16, 1, "a").next(1)
 
 
 def test_a_killed_write_leaves_the_old_file(made: Path, tmp_path: Path) -> None:

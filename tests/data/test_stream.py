@@ -1,71 +1,43 @@
 """Windows of tokens in a replica's own order; the system is told which of a file come next."""
 
-import mmap
+import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from numpy.typing import NDArray
 
+from noloco_node.data import token_file
 from noloco_node.data.stream import TokenStream
+from noloco_node.data.token_file import FileTokens
+from noloco_node.data.tokens import BYTES
 
-LENGTH, HEADER = 300, 64
-
-
-class Noted(mmap.mmap):
-    """A memory-mapped file that keeps what it is told."""
-
-    told: list[tuple[int, int]]
-
-    def madvise(self, advice: int, start: int = 0, length: int = 0) -> None:
-        assert advice == mmap.MADV_WILLNEED
-        super().madvise(advice, start, length)
-        self.told.append((start, length))
+LENGTH, TOKENS, OTHERS = 300, 12_000, 1_000
 
 
-class Mapped(np.ndarray[Any, np.dtype[np.uint16]]):
-    _mmap: Noted
+class Noted(FileTokens):
+    """Keeps what the system is told."""
+
+    told: tuple[slice, ...] = ()
+
+    def announce(self, part: slice) -> None:
+        super().announce(part)
+        self.told += (part,)
 
 
-@pytest.fixture
-def mapped(tmp_path: Path) -> Mapped:
-    path = tmp_path / "tokens"
-    path.write_bytes(bytes(HEADER) + np.arange(40 * LENGTH, dtype=np.uint16).tobytes())
-    with path.open("rb") as file:
-        noted = Noted(file.fileno(), 0, access=mmap.ACCESS_READ)
-    noted.told = []
-    tokens = np.frombuffer(noted, np.uint16, offset=HEADER).view(Mapped)
-    tokens._mmap = noted
-    return tokens
-
-
-def bytes_told(tokens: Mapped) -> set[int]:
-    told = {at for start, length in tokens._mmap.told for at in range(start, start + length)}
-    tokens._mmap.told.clear()
-    return told
-
-
-def test_what_comes_next_is_told_and_nothing_else_changes(mapped: Mapped) -> None:
-    plain: NDArray[np.uint16] = np.array(mapped)
-    ours, theirs = TokenStream(mapped, LENGTH, 1, "a"), TokenStream(plain, LENGTH, 1, "a")
-    told: set[int] = set()
+def test_what_comes_next_is_told_and_nothing_else_changes(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "tokens", np.random.default_rng(1).integers(0, 256, TOKENS, np.uint8)
+    with token_file.Writer(path, BYTES) as writer:
+        writer.add(numbers, held_out=True)
+        writer.add(numbers[:OTHERS], held_out=False)
+    stored = Noted(path, os.open(path, os.O_RDONLY), BYTES, OTHERS, TOKENS)
+    assert np.array_equal(stored[:], numbers)
+    ours, theirs, announced = TokenStream(stored, LENGTH, 1, "a"), TokenStream(numbers, LENGTH, 1, "a"), 0
     for number in range(30):  # some epochs of 39 windows
+        told, stored.told = stored.told, ()
         batch = ours.next(4)[0]
         assert torch.equal(batch, theirs.next(4)[0])
         assert ours.position == theirs.position
-        if number and ours.position[0] == 0:
-            wanted = {HEADER + 2 * int(token) + byte for token in batch.flatten() for byte in (0, 1)}
-            assert wanted <= told, "the batch before told of this one"
-        told = bytes_told(mapped)
-        assert len(told) <= 4 * (2 * (LENGTH + 1) + 2 * mmap.PAGESIZE)
-
-
-def test_a_file_of_the_system(tmp_path: Path) -> None:
-    path = tmp_path / "tokens"
-    np.arange(40 * LENGTH, dtype=np.uint16).tofile(path)
-    every = np.memmap(path, np.uint16, "r")
-    ours = TokenStream(every[100:], LENGTH, 1, "a")
-    theirs = TokenStream(np.array(every[100:]), LENGTH, 1, "a")
-    assert all(torch.equal(ours.next(3)[0], theirs.next(3)[0]) for _ in range(30))
+        if number:
+            assert batch[: len(told)].tolist() == [numbers[part].tolist() for part in told]
+        announced += len(told)
+    assert announced >= 4 * 30 - 4 * 5, "all but those of the next epoch"
