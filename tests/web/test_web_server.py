@@ -453,6 +453,18 @@ def test_a_page_counts_a_quarantine_down_by_itself() -> None:
     assert told(quarantined_s=59.0, refused=1)
 
 
+async def test_an_event_is_built_once_for_all_that_know_the_same() -> None:
+    node = busy()
+    told = live.Live(node)
+    early, late = told.events(), told.events()
+    assert await anext(early) is await anext(late)
+    node.now = replace(node.now, step=node.now.step + 1)
+    one, other = await asyncio.gather(anext(early), anext(late))
+    assert one is other and b'"step":' in one
+    await early.aclose()
+    await late.aclose()
+
+
 async def test_no_view_is_built_while_no_page_listens(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "PERIOD_S", 0.02)
     await asyncio.sleep(0.1)
