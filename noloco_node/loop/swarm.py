@@ -146,15 +146,12 @@ class Swarm:
 
     def status(self) -> "StatusView":
         """As `noloco-node status --json` has it. Raises NolocoError before the node runs and after its end."""
-
-        async def ask() -> "StatusView":
-            assert self._node
-            return self._node.status()
-
-        if self._loop is None or self._loop.is_closed():
-            raise NolocoError("the node does not run")
-        answer: Future[StatusView] = asyncio.run_coroutine_threadsafe(ask(), self._loop)
-        return answer.result(ANSWER_S)
+        loop, node, answer = self._loop, self._node, Future["StatusView"]()
+        if loop and node:
+            with suppress(RuntimeError, TimeoutError):  # its loop has ended, or takes nothing any more
+                loop.call_soon_threadsafe(lambda: answer.set_result(node.status()))
+                return answer.result(ANSWER_S)
+        raise NolocoError("the node does not run")
 
     def __exit__(self, _kind: object, error: BaseException | None, _where: object) -> None:
         """Leaves as Ctrl-C does: a swap under way may end, and a checkpoint is written. Where the run is over, the node

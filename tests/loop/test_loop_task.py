@@ -1,5 +1,6 @@
 """A loop as a replica sees it: its steps are counted, its optimizer's moments kept, and it stays what it was."""
 
+import asyncio
 import logging
 import math
 import signal
@@ -20,7 +21,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from noloco_node.errors import NolocoError, NonFinite, OutOfMemory, UsageError
-from noloco_node.loop.swarm import _flags, join, start
+from noloco_node.loop.swarm import Swarm, _flags, join, start
 from noloco_node.loop.task import Loop, Trained
 from noloco_node.loop.turns import Turns
 from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
@@ -466,3 +467,18 @@ def test_weights_of_which_a_process_has_a_part_are_refused(version: int) -> None
             Loop(made, torch.optim.SGD(made.parameters(), lr=0.1), None, Turns())
     finally:
         dist.destroy_process_group()
+
+
+def test_a_status_that_an_ending_loop_takes_and_does_not_give_is_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was a TimeoutError: between its last task and its end, a loop takes calls that it never makes."""
+    made = small()
+    swarm = Swarm(["join"], made, torch.optim.SGD(made.parameters(), lr=0.1), None, {})
+    monkeypatch.setattr("noloco_node.loop.swarm.ANSWER_S", 0.05)
+    swarm._loop, swarm._node = asyncio.new_event_loop(), object()
+    with pytest.raises(NolocoError, match="the node does not run"):
+        swarm.status()
+    swarm._loop.close()
+    with pytest.raises(NolocoError, match="the node does not run"):
+        swarm.status()
