@@ -63,7 +63,7 @@ class CallLimits:
 
     def is_flood(self, peer: str) -> bool:
         """Whether this peer goes on calling though it is refused."""
-        return peer in self._left and self._left[peer][0] <= -FLOOD
+        return peer in self._left and self._left[peer][0] < 1 - FLOOD
 
     def _take(self, name: str, a_minute: int, now: float, owes: int = 0) -> bool:
         """`owes`: how many calls too many are counted."""

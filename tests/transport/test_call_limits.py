@@ -78,6 +78,15 @@ def test_who_goes_on_after_it_was_refused_is_a_flood() -> None:
     assert not limits.is_flood("a")
 
 
+def test_a_flood_is_seen_while_time_passes() -> None:
+    """What a peer may call again meanwhile kept it from ever owing a whole number of calls."""
+    limits, calls = CallLimits(), 0
+    while calls < 2 * PEER_A_MINUTE and not limits.is_flood("a"):
+        begun(limits, 1, "a", "here", now=calls / 1000)
+        calls += 1
+    assert PEER_A_MINUTE + FLOOD <= calls < 1.1 * (PEER_A_MINUTE + FLOOD)
+
+
 def test_calls_a_minute() -> None:
     limits, made = CallLimits(), 0
     for tenth in range(1200):  # two minutes, 5 calls a second from each of 20 peers of one place
