@@ -26,6 +26,9 @@ core. A call that this node learned from is given back: a stage may have a hundr
 FLOOD = 100
 """A peer that goes on for so many calls after it was refused has no streams for SHUT_S: a refused call costs as much as
 one that is answered."""
+REFUSED_A_MINUTE = 700
+"""Of a place: beyond that, a peer that is refused is shut out at once, unless a call of its is being answered. One host
+with a new identity for each 700 calls took half a core."""
 SHUT_S = 60.0
 MAX_REMEMBERED = 4096
 """Callers whose calls of the last minute are counted; the latest, so the place of a flood is one of them."""
@@ -54,16 +57,18 @@ class CallLimits:
         """With the same arguments."""
         self._at_once -= Counter(_names(peer, place, partner))
 
-    def give_back(self, peer: str, place: str) -> None:
+    def give_back(self, peer: str, place: str, partner: bool) -> None:
         """A call of this minute was worth what it cost: it does not count."""
-        for name in (peer, f"at {place}"):
+        for name in _names(peer, place, partner)[:2]:
             if name in self._left:
                 left, at = self._left[name]
                 self._left[name] = left + 1, at
 
-    def is_flood(self, peer: str) -> bool:
-        """Whether this peer goes on calling though it is refused."""
-        return peer in self._left and self._left[peer][0] < 1 - FLOOD
+    def is_flood(self, peer: str, place: str, partner: bool, now: float) -> bool:
+        """Of a call that was refused: whether this peer goes on calling though it is refused, or its place does."""
+        _, at, *_ = _names(peer, place, partner)
+        quiet = self._take(f"refused {at}", REFUSED_A_MINUTE, now) or self._at_once[peer]
+        return not quiet or (peer in self._left and self._left[peer][0] < 1 - FLOOD)
 
     def _take(self, name: str, a_minute: int, now: float, owes: int = 0) -> bool:
         """`owes`: how many calls too many are counted."""

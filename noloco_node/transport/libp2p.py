@@ -148,7 +148,8 @@ class Libp2pTransport:
 
     def give_back(self, context: Context) -> None:
         """A call was worth what it cost: it does not count for the caller's minute."""
-        self._call_limits.give_back(self.caller(context), self.place(context))
+        peer = self.caller(context)
+        self._call_limits.give_back(peer, self.place(context), self.is_partner(peer))
 
     def place(self, context: Context) -> str:
         """Where the caller is, as coarse as shares are counted (base/places.py)."""
@@ -397,8 +398,8 @@ class Libp2pTransport:
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "calls come through libp2p only")
                 return
             who = far_end.peer, self._relayed.place(far_end), self.is_partner(far_end.peer)
-            if not limits.begin(*who, asyncio.get_running_loop().time()):
-                if limits.is_flood(far_end.peer):
+            if not limits.begin(*who, now := asyncio.get_running_loop().time()):
+                if limits.is_flood(*who, now):
                     inbound.shut_out(far_end.peer)
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
             context.add_done_callback(lambda _: limits.end(*who))

@@ -11,6 +11,7 @@ from noloco_node.transport.call_limits import (
     OF_PEER,
     PEER_A_MINUTE,
     PLACE_A_MINUTE,
+    REFUSED_A_MINUTE,
     CallLimits,
 )
 
@@ -68,23 +69,37 @@ def test_strangers_from_everywhere_leave_calls_for_partners() -> None:
     assert begun(limits, 1, "one more", "there") == 1
 
 
+def floods(limits: CallLimits, peer: str, now: float = 0.0, *, partner: bool = False) -> bool:
+    return limits.is_flood(peer, "here", partner, now)
+
+
 def test_who_goes_on_after_it_was_refused_is_a_flood() -> None:
     limits = CallLimits()
-    assert begun(limits, PEER_A_MINUTE + FLOOD - 1, "a", "here") == OF_PEER and not limits.is_flood("a")
+    assert begun(limits, PEER_A_MINUTE + FLOOD - 1, "a", "here") == OF_PEER and not floods(limits, "a")
     begun(limits, 1, "a", "here")
-    assert limits.is_flood("a") and not limits.is_flood("b")
+    assert floods(limits, "a") and not floods(limits, "b")
     assert begun(limits, 1, "b", "here") == 1, "its place is not charged with what was refused"
     begun(limits, 1, "a", "here", now=60.0)
-    assert not limits.is_flood("a")
+    assert not floods(limits, "a", 60.0)
 
 
 def test_a_flood_is_seen_while_time_passes() -> None:
     """What a peer may call again meanwhile kept it from ever owing a whole number of calls."""
     limits, calls = CallLimits(), 0
-    while calls < 2 * PEER_A_MINUTE and not limits.is_flood("a"):
+    while calls < 2 * PEER_A_MINUTE and not floods(limits, "a", calls / 1000):
         begun(limits, 1, "a", "here", now=calls / 1000)
         calls += 1
     assert PEER_A_MINUTE + FLOOD <= calls < 1.1 * (PEER_A_MINUTE + FLOOD)
+
+
+def test_identities_of_a_place_that_goes_on_are_shut_out_one_after_the_other() -> None:
+    """Each new one had hundreds of calls to be refused."""
+    limits = CallLimits()
+    assert begun(limits, 1, "served", "here") == 1
+    refused = [floods(limits, f"p{number // 50}") for number in range(2 * REFUSED_A_MINUTE)]
+    assert refused == [False] * REFUSED_A_MINUTE + [True] * REFUSED_A_MINUTE
+    assert not floods(limits, "served") and not floods(limits, "partner", partner=True)
+    assert not floods(limits, "p1", now=60.0)
 
 
 def test_calls_a_minute() -> None:
@@ -103,11 +118,11 @@ def test_calls_that_are_given_back_are_not_counted() -> None:
         if limits.begin("a", "here", False, hundredth / 100):
             made += 1
             limits.end("a", "here", False)
-            limits.give_back("a", "here")
+            limits.give_back("a", "here", False)
     assert made == 12_000
     assert begun(limits, PEER_A_MINUTE + FLOOD, "a", "here", now=120.0) == OF_PEER, "it has saved nothing"
-    assert limits.is_flood("a")
-    limits.give_back("unknown", "there")
+    assert floods(limits, "a", 120.0)
+    limits.give_back("unknown", "there", False)
     assert begun(limits, 1, "unknown", "there") == 1
 
 
