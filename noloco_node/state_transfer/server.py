@@ -33,8 +33,9 @@ from noloco_node.wire import state_format
 from noloco_node.wire.peer_pb2_grpc import StateServicer
 
 AT_ONCE, OF_PLACE = 4, 2
-"""More at a time would make each slower and none end earlier; and of these from one place (base/places.py), so that
-slow readers of one host leave turns for others."""
+"""More at a time would make each slower and none end earlier; and of these from one place (base/places.py), and only
+one where another place waits, so that slow readers of a few hosts leave turns for others. Who reads already goes on, so
+six may read."""
 MAX_WAITING = 32
 """Beyond that, the place that has most in the queue gives one up for another place."""
 SAY_PLACE_S = 10.0
@@ -46,9 +47,10 @@ SLOW_S, SLOW_BYTES_S = 10.0, 2 * MIN_RATE_BYTES_S
 each of AT_ONCE seems slow, more of them then get a part at once."""
 MAX_SLOW = 8
 """So many read on. Beyond that, the place that has several of them gives one up; where none has, turns are kept."""
-SAMPLE_EVERY_S, SAMPLES_OF_PLACE, SAMPLES_A_MINUTE = 2.0, 20, 60
-"""How often one caller is sent blocks of the weights, and how often a minute those of one place and all callers: 64 KiB
-a second at most where they ask for as many as our own newcomers do."""
+SAMPLE_EVERY_S, SAMPLES_OF_PLACE, SAMPLES_A_MINUTE = 2.0, 2, 60
+"""How often one caller is sent blocks of the weights, and how often a minute all callers: 64 KiB a second at most where
+they ask for as many as our own newcomers do. A place has less than one in so many of those that are left: 20 where it
+is the only one. With a fixed 20, three places had all."""
 SAMPLE_BYTES = 4 * wire.MAX_SAMPLE_BLOCKS * wire.BLOCK
 
 log = logging.getLogger(__name__)
@@ -98,14 +100,12 @@ class DownloadQueue:
         self._moved()
 
     def _waiting(self) -> "list[Ticket]":
-        served, waiting = Counter[str](), list[Ticket]()
-        for ticket in self._tickets:
-            if ticket.slow:
-                continue
-            if served.total() < AT_ONCE and served[ticket.at] < OF_PLACE:
-                served[ticket.at] += 1
-            else:
-                waiting.append(ticket)
+        served, waiting = Counter[str](), [ticket for ticket in self._tickets if not ticket.slow]
+        for most in range(1, OF_PLACE + 1):  # a place's first turn comes before any other place's second
+            for ticket in waiting[:]:
+                if served.total() < AT_ONCE and served[ticket.at] < most:
+                    served[ticket.at] += 1
+                    waiting.remove(ticket)
         return waiting
 
     def _send_one_away(self, place: str) -> bool:
@@ -219,7 +219,7 @@ class _Samples:
             self._sent.popleft()
         lately = any(other == peer and at > now - SAMPLE_EVERY_S for at, other, _ in self._sent)
         of_place = sum(where == place for _, _, where in self._sent)
-        if lately or of_place >= SAMPLES_OF_PLACE or len(self._sent) >= SAMPLES_A_MINUTE:
+        if lately or SAMPLES_OF_PLACE * of_place >= SAMPLES_A_MINUTE - len(self._sent):
             return False
         self._sent.append((now, peer, place))
         return True

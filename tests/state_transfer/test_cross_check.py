@@ -489,12 +489,20 @@ def test_a_caller_that_asks_again_and_again_is_refused() -> None:
     answers = asked(Owner(state(TRUTH)), *requests, wait_s=server.SAMPLE_EVERY_S / 3)
     assert [answer == "failed_precondition" for answer in answers] == [False, True, True, False, True]
     samples = server._Samples()
-    sent = [samples.may_have_one(f"peer{n}", f"place{n % 9}", n / 100) for n in range(1000)]
+    sent = [samples.may_have_one(f"peer{n}", f"place{n}", n / 100) for n in range(1000)]
     assert sum(sent) == server.SAMPLES_A_MINUTE
     assert samples.may_have_one("another", "place1", 70.0)
 
 
 def test_one_place_leaves_samples_for_others() -> None:
     samples = server._Samples()
-    assert sum(samples.may_have_one(f"peer{n}", "here", n / 100) for n in range(1000)) == server.SAMPLES_OF_PLACE
+    assert sum(samples.may_have_one(f"peer{n}", "here", n / 100) for n in range(1000)) == 20
     assert samples.may_have_one("another", "elsewhere", 10.0)
+
+
+def test_three_places_leave_samples_for_a_fourth_one() -> None:
+    """They had all that a donor sends in a minute."""
+    samples = server._Samples()
+    for n in range(1000):
+        samples.may_have_one(f"peer{n}", f"place{n % 3}", n / 100)
+    assert sum(samples.may_have_one(f"newcomer{n}", "elsewhere", 10.0) for n in range(9)) > 5

@@ -212,6 +212,20 @@ def test_one_place_leaves_turns_and_waiting_places_for_others() -> None:
     assert flood[0] is not None and flood[0].place() == 0, "whose turn it is stays"
 
 
+def test_the_first_of_a_place_goes_before_the_second_of_another() -> None:
+    """Four readers at two places, each a little faster than one that is too slow, kept all newcomers waiting."""
+    queue = server.DownloadQueue()
+    two = [queue.join(f"reader{n}", f"place {n % 2}") for n in range(4)]
+    assert [ticket and ticket.place() for ticket in two] == [0] * 4
+    newcomers = [queue.join(f"newcomer{n}", f"elsewhere {n}") for n in range(3)]
+    assert [ticket and ticket.place() for ticket in newcomers] == [0, 0, 3]
+    assert None not in [ticket and ticket.place() for ticket in two], "who reads goes on"
+    for ticket in two[:2]:
+        assert ticket
+        queue.leave(ticket)
+    assert [ticket and ticket.place() for ticket in (*two[2:], newcomers[2])] == [0, 0, 1]
+
+
 def test_a_download_that_makes_room_hears_that_the_donor_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         network = DonorNetwork(bandwidth_bytes_s=1e5)
