@@ -2,8 +2,9 @@
 
 A donor is asked as a joining node would (state_transfer/client.py): layout, digests and root hash are checked, the
 volunteer's rates and the day's quota are kept. A donor that does not send its state in time is skipped, which is
-reported. Only φ is kept, as plain fp32. The caller uses and removes the files; what is left of an export that was
-killed goes with the next one, and at the node's next start.
+reported, and one whose weights are worse than this node's, or far from them: anybody may be a donor, and replicas that
+have diverged have no mean. Of another stage neither can be told. Only φ is kept, as plain fp32. The caller uses and
+removes the files; what is left of an export that was killed goes with the next one, and at the node's next start.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
+import numpy as np
 
 from noloco_node.base import atomic_files, peer_names, places
 from noloco_node.base.atomic_files import cannot_write
@@ -30,7 +32,7 @@ from noloco_node.state_transfer import client
 from noloco_node.state_transfer.choose_donor import STALE_ROUNDS
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms
 from noloco_node.state_transfer.copies import StateOwner
-from noloco_node.state_transfer.cross_check import middle_round
+from noloco_node.state_transfer.cross_check import CLOSE, Weights, distance, doubt, middle_round
 from noloco_node.views.gather import GatheredState, GatherView
 
 FOLDER = "gathered"
@@ -41,6 +43,8 @@ SLOWEST_BYTES_S = 256 << 10
 MOST_SKIPPED = 32
 """So many more donors of a stage are asked than are wanted. Each may take BEGIN_S and more."""
 SAY_S = 0.5
+COMPARED = 1 << 16
+"""Parameters, drawn anew for each export, by which a donor's weights are compared with this node's."""
 _PLACE_BYTES = 4  # of a parameter's φ
 
 log = logging.getLogger(__name__)
@@ -93,6 +97,9 @@ class Collector:
         self._slowest = min(SLOWEST_BYTES_S, (policy.max_download or math.inf) / 2)
         self._busy = False
         self._own: OwnState  # from here on: of the collection under way
+        self._owner: StateOwner
+        self._compared: np.ndarray[tuple[int], np.dtype[np.int64]]
+        self._mine: Weights
         self.view = GatherView()
         """What has arrived so far."""
 
@@ -111,7 +118,7 @@ class Collector:
             yield GatherView(failure="another export is fetching states through this node: wait for it")
             return
         self._busy = True
-        self._own = own
+        self._own, self._owner = own, owner
         self.view = GatherView(run_id=own.terms.run_id.hex(), layout=own.terms.layout.hex(), doing="this node's state")
         collecting = asyncio.create_task(self._gather(owner, there, peers, stages))
         try:
@@ -152,6 +159,9 @@ class Collector:
         round_, numbers = await asyncio.wrap_future(owner.live_state())
         if not await asyncio.to_thread(client.is_finite, numbers):
             raise NonFinite("this node's own weights hold NaN or Inf: average others, through another node")
+        count = min(COMPARED, me.parameters)
+        self._compared = np.sort(np.random.default_rng().integers(0, me.parameters, count))
+        self._mine = self._compared_of(numbers)
         await self._keep(folder, me, LiveState(round_, numbers))
         for donor in donors:
             if len(self.view.states) > peers:
@@ -216,11 +226,24 @@ class Collector:
         try:
             async with asyncio.timeout(BEGIN_S + download.total_bytes / self._slowest):
                 state = await client.fetch(self._channel(donor.peer_id), terms, download, attempt, self._policy.traffic)
+            if stage is None:
+                await self._compare(state)
             await self._keep(folder, donor, state, stage)
         except TimeoutError:
             self._skip(name, "too slow")
         except PeerFault as fault:
             self._skip(name, fault.reason.replace("_", " "))
+
+    async def _compare(self, state: LiveState) -> None:
+        """With this node's own. Raises PeerFault where the two have no mean."""
+        if distance(self._compared_of(state.data), self._mine) > CLOSE:
+            raise PeerFault("diverged")
+        losses = await asyncio.wrap_future(self._owner.try_state(state.data))
+        if why := doubt(losses, None, new=False, agreed=True):
+            raise PeerFault(why)
+
+    def _compared_of(self, numbers: memoryview) -> Weights:
+        return np.frombuffer(numbers, np.float32)[self._compared]
 
     async def _keep(
         self, folder: Path, of: OwnState | PeerRecord, state: LiveState, stage: OtherStage | None = None

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from memory_network.network import MemoryNetwork, MemoryTransport
 
+from noloco_node.core.verdict import Trial
 from noloco_node.errors import PeerMisbehaved
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
@@ -58,6 +59,8 @@ class Owner:
     def __init__(self, data: bytes, round: int = 12, at_once: bool = True, loss: float | None = None) -> None:
         self.data, self.round, self.at_once, self.loss = data, round, at_once, loss
         self.asked: list[Future[tuple[int, memoryview]]] = []
+        self.trials: dict[bytes, float] = {}
+        """The losses of some states that others may send it."""
 
     def live_state(self) -> "Future[tuple[int, memoryview]]":
         future: Future[tuple[int, memoryview]] = Future()
@@ -65,6 +68,9 @@ class Owner:
         if self.at_once:
             future.set_result((self.round, memoryview(self.data)))
         return future
+
+    def try_state(self, state: memoryview) -> "Future[Trial]":
+        return answer(Trial(own=2.0, theirs=self.trials.get(bytes(state), 2.0), later=2.0, added=0.1, new=5.0))
 
     def sample(self, blocks: Sequence[int]) -> "Future[tuple[int, bytes]]":
         future: Future[tuple[int, bytes]] = Future()

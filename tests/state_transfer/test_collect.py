@@ -7,9 +7,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import donors
 import numpy as np
 import pytest
-from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, chunks, header, numbers, policy
+from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, chunks, header, policy
 from virtual_clock import run_virtual
 
 from noloco_node.base.peer_names import name_of
@@ -23,6 +24,11 @@ OWN = OwnState("joining", TERMS, NUMBERS // 2, 12, 600, 50, BUDGET)
 NAN = b"\x00\x00\xc0\x7f"
 
 
+def numbers(seed: int) -> bytes:
+    """Of replicas that are close to each other."""
+    return bytes(np.frombuffer(donors.numbers(0), np.float32) * np.float32(1 + seed / 100))
+
+
 def record(name: str, state: str = "training", round: int = 12) -> PeerRecord:
     known: dict[str, Any] = dict.fromkeys(field.name for field in fields(PeerRecord))
     return PeerRecord(**{**known, "peer_id": name, "state": state, "round": round, "step": 50 * round})
@@ -34,15 +40,19 @@ async def views(
     peers: int,
     own: bytes = numbers(0),
     at: OwnState = OWN,
+    *,
+    trials: dict[bytes, float] | None = None,
     **stages: Any,
 ) -> list[GatherView]:
-    async with aclosing(collector.gather(at, Owner(own), there, peers, **stages)) as coming:
+    owner = Owner(own)
+    owner.trials |= trials or {}
+    async with aclosing(collector.gather(at, owner, there, peers, **stages)) as coming:
         return [view async for view in coming]
 
 
 async def gather(network: DonorNetwork, home: Path, there: list[PeerRecord], peers: int, **options: Any) -> GatherView:
     node = await network.joining_node()
-    what = {name: options.pop(name) for name in ("at", "stages") if name in options}
+    what = {name: options.pop(name) for name in ("at", "stages", "trials") if name in options}
     place_of = options.pop("place_of", str)
     collector = Collector(home, node.channel, policy(**options), place_of)
     try:
@@ -104,6 +114,22 @@ def test_each_donors_weights_are_in_a_file_and_others_are_skipped_by_name(tmp_pa
         name_of("gone"): why[name_of("gone")],
         name_of("old"): why[name_of("old")],
     }
+
+
+def test_weights_that_are_worse_or_far_away_are_in_no_mean(tmp_path: Path) -> None:
+    """One stranger that sent any finite numbers spoiled an exported model."""
+    worse, apart = numbers(2), donors.numbers(3)
+
+    async def story() -> GatherView:
+        network = DonorNetwork()
+        for name, data in (("honest", numbers(1)), ("worse", worse), ("apart", apart)):
+            await network.donor(name, Owner(data))
+        there = [record(name) for name in ("honest", "worse", "apart")]
+        return await gather(network, tmp_path, there, 3, trials={worse: 2.4})
+
+    done = asyncio.run(story())
+    assert {state.peer_id for state in done.states} == {"joining", "honest"}
+    assert set(done.skipped) == {f"{name_of('worse')}: worse than own", f"{name_of('apart')}: diverged"}
 
 
 def test_a_donor_is_judged_by_the_round_that_it_answers_and_not_by_its_record(tmp_path: Path) -> None:
