@@ -20,6 +20,8 @@ STEP_S = 60.0
 CALL = http2.fields([*http2.REQUEST.items(), (":path", "/test.Service/Call"), *http2.GRPC.items()])
 FIELDS = 100_000
 BOMB = http2.fields([("a", "")]) * FIELDS
+ONE_FRAME = http2.fields([("a", "")]) * 4000
+"""As many as fit into one."""
 SETTINGS, ACK = http2.frame(http2.SETTINGS, 0, 0), http2.frame(http2.SETTINGS, http2.ACK, 0)
 ONE_MESSAGE = http2.frame(http2.DATA, 0, 1, bytes(5))
 OK = http2.headers(1, http2.fields([("grpc-status", "0")]), http2.END_OF_STREAM)
@@ -83,9 +85,23 @@ async def test_who_acknowledges_is_read_in_whichever_pieces_it_comes(served: Ser
             writer.write(said[at : at + size])
             await asyncio.sleep(0)
         await until(lambda: len(served.met) == 1)
-        writer.write(http2.headers(3, CALL + BOMB))
+        writer.write(http2.headers(3, CALL + ONE_FRAME))
         await until(lambda: len(served.met) == 2)
     assert served.met[1] < FIELDS / 100, "gRPC's own limit holds"
+    writer.close()
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+async def test_headers_that_go_on_in_another_frame_are_not_read(served: Served, size: int) -> None:
+    """gRPC read on for ever: one such stream took a core, and 500 MB in 5 s."""
+    reader, writer = await asyncio.open_unix_connection(served.path)
+    said = http2.PREFACE + SETTINGS + ACK + http2.headers(1, CALL) + http2.frame(http2.DATA, 0, 1, bytes(9000))
+    said += http2.headers(3, CALL + BOMB[:20_000])
+    for at in range(0, len(said), size):
+        if not reader.at_eof():
+            writer.write(said[at : at + size])
+            await asyncio.sleep(0)
+    await ended(reader)
     writer.close()
 
 
