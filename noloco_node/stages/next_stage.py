@@ -1,8 +1,8 @@
 """Micro-batches to the next stage: which peer gets one, what is done where it does not answer, and whom to believe.
 
 - A micro-batch that a peer does not answer goes to another one of that stage, until its deadline; then it is lost.
-- A gradient is believed once two peers have answered alike, of a peer that has shown it some of the time only; a
-  held-out loss, once two of three have (stages/agreement.py).
+- The gradient of a peer that is not proven is believed once another peer has answered alike; of a proven one, some are
+  compared. A held-out loss is believed once two of three peers say the same (stages/agreement.py).
 - What its caller gave up is not carried on.
 """
 
