@@ -194,7 +194,7 @@ def present(replica: Replica) -> dict[str, Any]:
 def assert_what_was_asked(life: Life) -> None:
     life.replica.copies.complete()
     for answer, due in life.asked:
-        got = answer.result(0)
+        got = answer.result(DEADLINE_S)  # the thread of one that was whole before may be about to say so
         if isinstance(got, State):
             assert_same({name: {**asdict(got), **got.inner}[name] for name in due}, due)
         else:

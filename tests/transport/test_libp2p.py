@@ -254,7 +254,9 @@ async def test_a_bootstrap_peer_that_is_away_is_not_dialled(net):
     (address,) = server.addresses()
     assert await client.may_answer(server.peer_id)
     await server.close()
-    assert not await client.may_answer(server.peer_id)
+    async with asyncio.timeout(STEP_S):
+        while await client.may_answer(server.peer_id):  # noqa: ASYNC110 - its p2pd learns of it a moment later
+            await asyncio.sleep(0.01)
     back = await asyncio.start_server(lambda _, writer: writer.close(), address.host, address.port)
     assert await client.may_answer(server.peer_id)
     back.close()
