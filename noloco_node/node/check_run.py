@@ -157,6 +157,7 @@ def _trial(replica: Replica) -> Trial:
         began = time.perf_counter()
         losses.append(replica.step())
         seconds.append(time.perf_counter() - began)
+        replica.position.spend(seconds[-1])
     if seconds:
         step_s = statistics.median(seconds[1:] or seconds)  # the first one compiles and allocates
     rate = replica.tokens_per_step / step_s

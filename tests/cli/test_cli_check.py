@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from replicas import small_replica, timed_run
 
 from noloco_node.cli import main
 from noloco_node.errors import OutOfMemory
@@ -85,6 +86,13 @@ def test_what_a_volunteer_brings_of_files(tmp_path, capsys):
     assert main(["check", path, "--data", str(text)]) == 2
     assert "is not UTF-8 text: byte 3 is 0xe9" in capsys.readouterr().err
     assert main(["check", path, "--data", str(text), "--encoding", "latin-1"]) == 0
+
+
+def test_with_phases_by_time_the_learning_rate_rises_too() -> None:
+    replica = small_replica(run=timed_run(60.0))
+    before = replica.position.learning_rate
+    check_run._trial(replica)
+    assert replica.position.learning_rate > before, "it follows the time, of which a trial takes some"
 
 
 def test_a_step_that_takes_too_long_is_estimated(tmp_path, capsys, monkeypatch):
