@@ -182,6 +182,11 @@ def check_length(payload: Payload, wanted: int) -> None:
         raise PeerMisbehaved("bad_length", f"{len(payload)} bytes instead of {wanted}")
 
 
+def all_finite(values: Tensor) -> bool:
+    """NaN and Inf stay in a sum, which takes a thirtieth of the time; it may overflow."""
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
+
+
 def scaled(correction: Tensor, factor: float) -> Tensor:
     """One fp32 multiplication, the same on both sides: opposite corrections stay opposite to the bit."""
     return correction if factor == 1 else correction * factor
