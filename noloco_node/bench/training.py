@@ -230,7 +230,8 @@ def evaluating(inner: Replica) -> float:
 
     def round_() -> None:
         inner.evaluate()
-        inner.losses_without(own=inner.losses().own_counts)
+        with inner.trying_others():
+            inner.losses_without(own=inner.losses().own_counts)
 
     return _timed(round_, inner.theta.device)[1]
 

@@ -212,6 +212,25 @@ def flatten(module: nn.Module) -> Tensor:
     return theta
 
 
+@contextmanager
+def elsewhere(named: Sequence[tuple[str, nn.Parameter]], others: Sequence[Tensor]) -> Iterator[None]:
+    """Within, the parameters are these tensors. Afterwards they are what they were."""
+    before = [p.data for _, p in named]
+    try:
+        for (_, p), other in zip(named, others, strict=True):
+            p.data = other
+        yield
+    finally:
+        for (_, p), own in zip(named, before, strict=True):
+            p.data = own
+
+
+def fill(tensors: Sequence[Tensor], flat: Tensor) -> None:
+    """Writes a flat vector's elements into these, one after the other."""
+    for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
+        tensor.view(-1).copy_(part)
+
+
 def require_float32(module: nn.Module, remedy: str) -> None:
     """Raises UsageError where other weights would be trained."""
     if others := {p.dtype for p in module.parameters()} - {torch.float32}:

@@ -14,9 +14,9 @@ A Task says what is trained (task.py). Knows nothing of peers, threads or files;
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from statistics import fmean
@@ -39,7 +39,7 @@ from noloco_node.training.background_copy import Copies, FileMemory, Pair, host_
 from noloco_node.training.inner.gradients import Gradients, NotMeasured, ShortOfMemory
 from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.inner.schedule import Position
-from noloco_node.training.slow_weights import SlowWeights, first_nonfinite, pieces
+from noloco_node.training.slow_weights import SlowWeights, first_nonfinite
 from noloco_node.training.task import (
     Batch,
     Closable,
@@ -118,9 +118,8 @@ class Replica:
         self.copies.spare = lambda: self._gradients.spare_bytes() or 0
         peak = _most_tokens_per_s(task, module, self.theta.device, self._spec)
         self._most_tokens_per_s = peak and peak * (self._workers.shares if self._workers else 1)
-        self.skipped = 0
+        self.skipped = self._skipped_in_row = 0
         """Skipped steps, without a finite loss and gradient."""
-        self._skipped_in_row = 0
         self.last_loss = 0.0
         """Of the last step that was not skipped."""
         self.last_norm: float | None = None
@@ -134,6 +133,7 @@ class Replica:
         self._measured_on = task.held_out_digest() if isinstance(task, Comparable) else None
         self._warm_up_left = 0
         """Steps of a fresh AdamW that still have a lower learning rate."""
+        self._others: list[Tensor] = []  # memory for other weights, while some are tried
         self._own_examples: Batch | None = None
         """Some of the batch that was fetched last."""
         self._batch: Batch | None = None
@@ -400,10 +400,27 @@ class Replica:
         return Losses(held_out)
 
     def losses_without(self, partner: float = 0.0, *, own: bool = True) -> Losses:
-        """Within SlowWeights.without_swap; the copy that it makes lies where gradients do in a step."""
-        self._optimizer.free_gradients()
-        with self.slow.without_swap(partner):
+        """At θ without the last swap, or with `partner` = 1 at what the partner sent (slow_weights.py)."""
+        with self._elsewhere() as others:
+            self.slow.write_without_swap(others, partner)
             return self.losses(own=own)
+
+    @contextmanager
+    def trying_others(self) -> Iterator[None]:
+        """Within, memory for other weights is there: what the gradients have in a step, which an evaluation frees."""
+        self._others = [self._optimizer.room(p) for _, p in model.parameters(self.module)]
+        try:
+            yield
+        finally:
+            self._others = []
+
+    @contextmanager
+    def _elsewhere(self) -> Iterator[list[Tensor]]:
+        """Within, the model's weights are these tensors, which are to be filled. θ stays as it is."""
+        with nullcontext() if self._others else self.trying_others():
+            others = self._others
+            with model.elsewhere(model.parameters(self.module), others):
+                yield others
 
     # ---- evaluation ----
     def evaluate(self) -> float:
@@ -532,27 +549,24 @@ class Replica:
     def try_state(self, live_state: bytes | memoryview) -> Trial:
         """What a peer's state is worth here; nothing is changed. Its momentum is tried too: slow weights that are good
         could come with one that spoils them at the next boundary. NaN for this node's own: nothing can be measured
-        here. Raises PeerMisbehaved, and OutOfMemory where there is no room for a copy of θ and for a new model."""
+        here. Raises PeerMisbehaved, and OutOfMemory where there is no room for other weights and for a new model."""
         phi, delta = self._read(live_state)
-        memory_budget.check_free(12 * self.parameters, "trying a peer's state")  # θ, and what makes a new model
+        memory_budget.check_free(12 * self.parameters, "trying a peer's state")  # other weights, and a new model's
         added = self.slow.settings.alpha * float(delta.norm()) / max(float(phi.norm()), 1e-30)
-        kept = self.theta.to("cpu", copy=True)
-        self.copies.secure("theta")
         try:
             own = self._gradients.evaluate(tries=True)
-            self.theta.copy_(phi)
-            theirs = self._gradients.evaluate(tries=True)
-            for start, piece in pieces(delta):
-                self.theta[start : start + len(piece)].add_(piece.to(self.theta.device), alpha=self.slow.settings.alpha)
-            later = self._gradients.evaluate(tries=True)
-            new = own
-            if (self.round or self.steps) and not isinstance(self._task, Driven):
-                self.theta.copy_(model.flatten(new_model(self._task, self._seed)))
-                new = self._gradients.evaluate(tries=True)
+            with self._elsewhere() as others:
+                model.fill(others, phi)
+                theirs = self._gradients.evaluate(tries=True)
+                for part, (_, start, end) in zip(others, self._places, strict=True):
+                    part.view(-1).add_(delta[start:end].to(part.device), alpha=self.slow.settings.alpha)
+                later = self._gradients.evaluate(tries=True)
+                new = own
+                if (self.round or self.steps) and not isinstance(self._task, Driven):
+                    model.fill(others, model.flatten(new_model(self._task, self._seed)))
+                    new = self._gradients.evaluate(tries=True)
         except NotMeasured:  # of a stage: those after it may go at any moment
             return Trial(math.nan, 0.0, 0.0, added, math.nan)
-        finally:
-            self.theta.copy_(kept)
         return Trial(own, theirs, later, added, new)
 
     def adopt(self, round: int, live_state: bytes | memoryview) -> None:

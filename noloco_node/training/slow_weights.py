@@ -7,7 +7,7 @@ taken back, also boundaries later. φ and δ lie beside θ where they fit, else 
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +18,8 @@ from noloco_node.core.codecs.codec import BLOCK, Packed
 from noloco_node.core.length_correction import OWED, LengthCorrection
 from noloco_node.errors import NonFinite
 from noloco_node.run.schema import OuterSpec
-from noloco_node.training import memory_budget
-from noloco_node.training.background_copy import Copies, host_memory
+from noloco_node.training import memory_budget, model
+from noloco_node.training.background_copy import Copies
 from noloco_node.training.inner.schedule import Position
 from noloco_node.training.model import Place
 
@@ -168,23 +168,19 @@ class SlowWeights:
         lates = [self._late(added.offered_round) for added in self._added]
         return outer.carried_on(self.settings, min(lates, default=0))
 
-    @contextmanager
-    def without_swap(self, partner: float = 0.0) -> Iterator[None]:
-        """Within, θ is without what was added since `let_stay`; `partner` = 1: it is what the partner sent, as far as
-        that is known. Afterwards it is what it was, to the bit."""
+    def write_without_swap(self, out: Sequence[Tensor], partner: float = 0.0) -> None:
+        """θ without what was added since `let_stay`, tensor by tensor; `partner` = 1: what the partner sent, as far as
+        that is known."""
+        model.fill(out, self.theta)
         apart = 2 * partner / max(self.settings.beta, self.settings.gamma)
-        kept = torch.empty_like(self.theta) if self.theta.is_cuda else host_memory(self.theta.shape)
-        kept.copy_(self.theta)
-        self._copies.secure("theta")
-        try:
-            for added in self._added:
-                c = added.correction
-                shift = apart - outer.shift(self.settings, self._late(added.offered_round)) * c.scale
-                part = self.theta[added.start : added.start + c.size]
-                part.add_(c.unscaled(part.device), alpha=shift)
-            yield
-        finally:
-            self.theta.copy_(kept)
+        for added in self._added:
+            c, first, last = added.correction, added.start, added.start + added.correction.size
+            shift = apart - outer.shift(self.settings, self._late(added.offered_round)) * c.scale
+            values = c.unscaled(self.theta.device)
+            for part, (_, start, end) in zip(out, self._places, strict=True):
+                here, there = max(start, first), min(end, last)
+                if here < there:
+                    part.view(-1)[here - start : there - start].add_(values[here - first : there - first], alpha=shift)
 
     def _late(self, offered_round: int) -> int:
         return self._position.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)

@@ -344,7 +344,7 @@ class TrainingThread:
         swap.harmful = harmful
 
     def _verdict(self, replica: Replica, swap: _Swap) -> Judged:
-        with self._times.on("evaluate"):
+        with self._times.on("evaluate"), replica.trying_others():
             with_it, grows = replica.losses(), replica.slow.swap_grows
             without = replica.losses_without(own=with_it.own_counts)
             verdict = self._course.judge(without, with_it, lambda: replica.losses_without(partner=1), grows)

@@ -19,7 +19,7 @@ from noloco_node.core.bounds import Movement
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.verdict import Losses
 from noloco_node.errors import OutOfMemory
-from noloco_node.training import language, thread
+from noloco_node.training import language, model, thread
 from noloco_node.training.inner.gradients import ShortOfMemory
 from noloco_node.training.mailbox import Failed, Finished, Judged, Message, PhaseEnded
 from noloco_node.training.memory_budget import CALM_STEPS
@@ -275,13 +275,15 @@ def test_without_the_swap_the_weights_are_what_they_were_even_where_it_fails(mon
 
     def short(*, own: bool) -> Losses:
         assert own
-        assert not torch.equal(replica.theta, before)
+        assert torch.equal(replica.theta, before)
+        assert not torch.equal(torch.cat([p.flatten() for _, p in model.parameters(replica.module)]), before)
         raise ShortOfMemory("full")
 
     monkeypatch.setattr(replica, "losses", short)
     with pytest.raises(ShortOfMemory):
         replica.losses_without()
     assert torch.equal(replica.theta, before)
+    assert torch.equal(torch.cat([p.flatten() for _, p in model.parameters(replica.module)]), before)
 
 
 def test_a_smaller_micro_batch_grows_back() -> None:

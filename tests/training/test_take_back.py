@@ -7,6 +7,7 @@ from replicas import small_replica, small_run
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import BLOCK, Packed
 from noloco_node.run.schema import Manifest, OuterSpec
+from noloco_node.training import model
 from noloco_node.training.replica import Replica
 
 CPU = torch.device("cpu")
@@ -69,6 +70,37 @@ def test_the_loss_without_it_changes_nothing() -> None:
     # what is left is the length that came with the correction, which is the replica's own
     assert taken.losses_without().held_out == pytest.approx(never.losses().held_out, rel=0.01)
     assert torch.equal(taken.theta, before)
+
+
+def test_other_weights_lie_where_the_gradients_are_and_theta_stays() -> None:
+    """To the bit what θ would be in place, with corrections that begin and end within tensors."""
+    taken = small_replica()
+    taken.step()
+    gradients = {p.grad.data_ptr() for p in taken.module.parameters() if p.grad is not None}
+    for start in (7, 1007):
+        taken.slow.apply(start, torch.randn(1000), taken.round)
+    theta, expected = taken.theta.clone(), taken.theta.clone()
+    for start, added in zip((7, 1007), taken.slow._added, strict=True):
+        expected[start : start + 1000].add_(added.correction.unscaled(CPU), alpha=-1.0)
+    with taken.trying_others():
+        assert torch.isfinite(torch.tensor(taken.losses().held_out)), "an evaluation, which frees gradients"
+        with taken._elsewhere() as others:
+            taken.slow.write_without_swap(others)
+            there = [p.detach() for _, p in model.parameters(taken.module)]
+            assert torch.equal(torch.cat([part.flatten() for part in there]), expected)
+            assert gradients == {part.data_ptr() for part in there}
+            assert torch.equal(taken.theta, theta)
+    model.require_in_place(taken.module, taken._pointers)
+
+
+def test_a_gradient_that_is_held_is_not_given_up() -> None:
+    taken = small_replica()
+    taken.step()
+    taken._optimizer.held = 5
+    before = [p.grad.clone() for p in taken.module.parameters() if p.grad is not None]
+    taken.losses_without()
+    for mine, p in zip(before, taken.module.parameters(), strict=True):
+        assert p.grad is not None and torch.equal(p.grad, mine)
 
 
 @pytest.mark.parametrize("name", ["lattice:4", "lattice:8", "bf16", "int8", "fp32"])

@@ -29,6 +29,7 @@ from noloco_node.errors import UsageError
 from noloco_node.host.config import EIGHT_BIT, FULL
 from noloco_node.run.schema import InnerSpec
 from noloco_node.training import model
+from noloco_node.training.background_copy import host_memory
 from noloco_node.training.memory_budget import MOMENT_BYTES
 
 SMALL = 4096
@@ -76,6 +77,14 @@ class Optimizer:
         """Free the gradients that are not held."""
         if not self.held:
             self._adamw.zero_grad(set_to_none=True)
+
+    def room(self, p: nn.Parameter) -> Tensor:
+        """Memory as that of a parameter, of any content: its gradient's, which is given up, unless it is held."""
+        gradient = None if self.held else p.grad
+        if gradient is None or gradient.layout != torch.strided or not gradient.is_contiguous():
+            return torch.empty_like(p, requires_grad=False) if p.is_cuda else host_memory(p.shape)
+        p.grad = None
+        return gradient
 
     def norm(self) -> Tensor:
         """Norm of the whole gradient, as torch's own clipping computes it. `step` clips by it, on its device."""

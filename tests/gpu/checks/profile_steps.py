@@ -122,9 +122,14 @@ def _works(place: Place, inner: Replica) -> Iterator[tuple[str, Callable[[], obj
             gpu.wait(each.ready, place.device)
             inner.slow.apply(each.start, each.correction, each.offered_round, each.kept)
 
+    def verdict() -> None:
+        with inner.trying_others():
+            inner.losses()
+            inner.losses_without()
+
     yield f"{len(ours)} corrections", corrected
     yield "evaluation", inner.evaluate
-    yield "verdict", lambda: (inner.losses(), inner.losses_without())
+    yield "verdict", verdict
     inner.slow.let_stay()
     yield "checkpoint", inner.state
 
