@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from noloco_node.core.device import multiplies_bf16
 from noloco_node.run.schema import InnerSpec
 
 
@@ -22,7 +23,7 @@ def train(
     rest = [p for p in module.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": spec.weight_decay}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=spec.learning_rate, betas=spec.betas, fused=True)
-    mixed = device.type == "cuda" and spec.precision == "bf16"
+    mixed = multiplies_bf16(device) and spec.precision == "bf16"
     for step in range(steps):
         done = (step + 1) / steps
         falling = (1 + math.cos(math.pi * (done - spec.warmup) / (1 - spec.warmup))) / 2

@@ -16,13 +16,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from noloco_node.bench import Say, plain_loop
-from noloco_node.core.device import choose_device
+from noloco_node.core.device import choose_device, multiplies_bf16
 from noloco_node.core.fragments import Cut
 from noloco_node.core.state import STATE_BYTES
 from noloco_node.data.corpus import load as load_corpus
@@ -85,14 +85,14 @@ class Report:
     """Of the peak, φ, δ, an offer's snapshot and a checkpoint."""
 
 
-def manifest(name: str, steps: int, batch_tokens: int, sequence_length: int) -> Manifest:
+def manifest(name: str, steps: int, batch_tokens: int, sequence_length: int, precision: Any = "bf16") -> Manifest:
     config = {**model.PRESETS[name], "vocab_size": VOCABULARY}
     return Manifest(
         name="bench",
         rounds=1,  # one round holds all steps: there is no partner
         model=ModelSpec(preset=name) if name == "tiny" else ModelSpec(architecture="LlamaConfig", config=config),
         data=DataSpec(sequence_length=sequence_length),
-        inner=InnerSpec(steps=min(steps + WARM_UP, 100_000), batch_tokens=batch_tokens),
+        inner=InnerSpec(steps=min(steps + WARM_UP, 100_000), batch_tokens=batch_tokens, precision=precision),
     )
 
 
@@ -113,7 +113,7 @@ def run(name: str, run: Manifest, device: str, threads: int | None, say: Say) ->
         model=name,
         parameters=parameters,
         device=torch.cuda.get_device_name(on) if on.type == "cuda" else "cpu",
-        precision=run.inner.precision if on.type == "cuda" else "fp32",
+        precision=run.inner.precision if multiplies_bf16(on) else "fp32",
         steps=len(pairs),
         batch_tokens=run.inner.batch_tokens,
         sequence_length=run.data.sequence_length,

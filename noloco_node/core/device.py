@@ -47,6 +47,13 @@ def choose_devices(names: str) -> list[torch.device]:
     return devices
 
 
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether its matrix products are quicker in bf16 than in fp32: a GPU's, and a CPU's with AMX. With AVX-512's
+    instructions for bf16 alone they take 1.3 to 1.6 times as long, without any 3 to 20 times (torch 2.13, models of 0.4
+    to 110 M parameters, one core of a Xeon)."""
+    return device.type == "cuda" or (torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx())
+
+
 def why_no_gpu() -> str:
     """Why torch sees none."""
     if torch.version.cuda is None and torch.version.hip is None:

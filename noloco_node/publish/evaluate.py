@@ -13,6 +13,7 @@ from noloco_node.core.device import choose_devices
 from noloco_node.data import corpus, tokens
 from noloco_node.publish.weights import Trained
 from noloco_node.training import tasks
+from noloco_node.training.inner.gradients import products
 from noloco_node.training.language import held_out
 
 
@@ -49,11 +50,11 @@ def measure(
         progress(min(done, parts), parts)
 
     progress(0, parts)
-    halved = where.type == "cuda" and run.inner.precision == "bf16"
+    kind = products(where, run.inner.precision)
     began = time.perf_counter()
     hook = module.register_forward_hook(one_more)
     try:
-        with torch.no_grad(), torch.autocast(where.type, torch.bfloat16, enabled=halved):
+        with torch.no_grad(), torch.autocast(where.type, kind, enabled=kind is not None):
             loss = of_run.evaluate(module, of_run.micro_examples)
     finally:
         hook.remove()

@@ -173,8 +173,9 @@ class InnerSpec(Table):
     clip: float = _positive(1000, default=1.0)
     """Largest norm of a step's gradient."""
     precision: Literal["bf16", "fp32"] = _field("bf16 or fp32", default="bf16")
-    """Of matrix products on a GPU (autocast). Weights, gradients and everything between partners are fp32 either way,
-    and so is all that a CPU does, where bf16 would be slower. A GPU without bf16 takes fp16 and scales the loss."""
+    """Of matrix products (autocast), on a GPU and on a CPU with AMX; on other CPUs bf16 would be slower. Weights,
+    gradients and everything between partners are fp32 either way. A GPU without bf16 takes fp16 and scales the
+    loss."""
     checkpoint_activations: bool = _field("true or false", default=False)
     """Compute activations again in the backward pass instead of keeping them: a third more work, a fraction of the
     memory. A volunteer may choose otherwise for a machine of theirs."""

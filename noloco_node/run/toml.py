@@ -187,7 +187,7 @@ final_learning_rate = {m.inner.final_learning_rate}   # at the end, as a share o
 weight_decay = {m.inner.weight_decay}
 betas = [{m.inner.betas[0]}, {m.inner.betas[1]}]
 clip = {m.inner.clip}                  # largest norm of a step's gradient
-precision = "{m.inner.precision}"          # of matrix products on a GPU; weights are fp32 anyway. Or "fp32"
+precision = "{m.inner.precision}"          # of matrix products, on a GPU or a CPU with AMX. Or "fp32"
 checkpoint_activations = false   # true: a third more work for a fraction of the memory
 
 [outer]                     # the outer step, of two partners (NoLoCo, arXiv 2506.10911)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noloco_node.core.device import choose_device
+from noloco_node.core.device import choose_device, multiplies_bf16
 from noloco_node.data.corpus import Corpus, standard_library
 from noloco_node.data.stream import spread
 from noloco_node.simulate.baselines import Algorithm, Outer
@@ -51,8 +51,6 @@ def workload(settings: Settings) -> Workload:
     device = choose_device(settings.device)
     dtype = _dtype(settings.precision, device)
     module: Any = build(settings.model, corpus.tokenizer.vocabulary, settings.seed, settings.data.sequence_length)
-    if device.type == "cpu" and dtype == torch.bfloat16:
-        module.set_attn_implementation("eager")  # torch's own attention takes far longer backward with bf16 on a CPU
     return Workload(settings, module.to(device), corpus, windows.to(device), device, dtype)
 
 
@@ -111,5 +109,5 @@ def _measure(curve: Curve, step: int, work: Workload, replicas: ReplicaBatch, ru
 
 def _dtype(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
-        precision = "bf16" if device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() else "fp32"
+        precision = "bf16" if multiplies_bf16(device) else "fp32"
     return PRECISIONS[precision]

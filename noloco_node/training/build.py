@@ -56,11 +56,11 @@ def build_replica(  # noqa: PLR0913
         torch.cuda.set_device(where.index or 0)  # Triton starts a kernel on the thread's device, whatever its tensors'
         if memory_fraction:
             torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
-    on_gpu, bf16 = where.type == "cuda", manifest.inner.precision == "bf16"
+    on_gpu, bf16 = where.type == "cuda", products(where, manifest.inner.precision) is not None
 
     def check(parameters: int, made_bytes: int = 0) -> int:
         program = max(0, (memory.process_bytes() or 0) - made_bytes)
-        planned = partial(memory_budget.plan, parameters, on_gpu=on_gpu, bf16=on_gpu and bf16, program=program)
+        planned = partial(memory_budget.plan, parameters, on_gpu=on_gpu, bf16=bf16, program=program)
         memory_budget.check(lambda kind: planned(moments=kind), moments, where, memory_fraction or 1.0)
         return program
 

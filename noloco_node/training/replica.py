@@ -36,7 +36,7 @@ from noloco_node.host.config import FULL
 from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
 from noloco_node.training import memory_budget, model
 from noloco_node.training.background_copy import Copies, FileMemory, Pair, host_memory
-from noloco_node.training.inner.gradients import Gradients, NotMeasured, ShortOfMemory
+from noloco_node.training.inner.gradients import Gradients, NotMeasured, ShortOfMemory, products
 from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.inner.schedule import Position
 from noloco_node.training.slow_weights import SlowWeights, first_nonfinite
@@ -223,7 +223,7 @@ class Replica:
             self.parameters,
             on_gpu=self.theta.is_cuda,
             slow_on_gpu=self.phi.is_cuda,
-            bf16=self.theta.is_cuda and self._spec.precision == "bf16",
+            bf16=products(self.theta.device, self._spec.precision) is not None,
             moments=moments or self._moments,
             activations=self._gradients.activations or 0,
             program=self.program_bytes,

@@ -29,7 +29,7 @@ def small_run(steps: int = 3, rounds: int = 4, **inner: float) -> Manifest:
         rounds=rounds,
         model=ModelSpec(architecture="LlamaConfig", config={**SMALL, "tie_word_embeddings": True}),
         data=DataSpec(sequence_length=16),
-        inner=InnerSpec(steps=steps, batch_tokens=64, **inner),
+        inner=InnerSpec(**{"steps": steps, "batch_tokens": 64, "precision": "fp32", **inner}),
     )
 
 

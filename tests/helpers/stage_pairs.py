@@ -21,6 +21,7 @@ from noloco_node.training.task import Task
 
 BUILT: dict[str, Any] = {"device": "cpu", "threads": 1, "corpus": small_text()}
 CODEC = activation_codec("fp32")
+EXACT: dict[str, Any] = {"clip": 1000.0, "precision": "fp32"}
 LLAMA = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
 
 
@@ -30,7 +31,7 @@ def staged_run(stages: int = 2, steps: int = 5, rounds: int = 10, **inner: float
         rounds=rounds,
         model=ModelSpec(architecture="LlamaConfig", config={**LLAMA, "tie_word_embeddings": False}),
         data=DataSpec(sequence_length=16),
-        inner=InnerSpec(**{"steps": steps, "batch_tokens": 64, "clip": 1000.0, "learning_rate": 0.01, **inner}),
+        inner=InnerSpec(**{**EXACT, "steps": steps, "batch_tokens": 64, "learning_rate": 0.01, **inner}),
         stages=StagesSpec(count=stages, activations="fp32"),
     )
 

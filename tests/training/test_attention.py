@@ -86,6 +86,32 @@ def test_a_value_that_is_read_is_counted() -> None:
     assert reads.count > 0, "or the test above proves nothing"
 
 
+class Attends(TorchDispatchMode):
+    """The types in which torch's attention computes, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "scaled_dot_product" in call._schema.name:
+            self.types |= {part.dtype for part in args if isinstance(part, Tensor) and part.is_floating_point()}
+        return call(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "types"), [(model.CAUSAL, {torch.float32}), ("sdpa", {torch.bfloat16, torch.float32})]
+)
+def test_on_a_cpu_attention_is_in_fp32_where_products_are_in_bf16(name: str, types: set[torch.dtype]) -> None:
+    """torch's own has the sums of the softmax alone in fp32."""
+    llama = built(CAUSAL["Llama"])
+    llama.set_attn_implementation(name)
+    with Attends() as attends, torch.autocast("cpu", torch.bfloat16):
+        loss = model.next_token_loss(llama, windows())
+        torch.autograd.grad(loss, list(llama.parameters()))
+    assert attends.types == types
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_model_with_another_mask_keeps_it(name: str) -> None:
     ours = built(OTHERS[name])

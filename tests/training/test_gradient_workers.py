@@ -20,7 +20,9 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def replica(device: str, examples: int = 4, task: str = "blobs", **options: object) -> Replica:
-    run = Manifest(name="shared", model=ModelSpec(task=task), inner=InnerSpec(steps=3, batch_tokens=examples))
+    run = Manifest(
+        name="shared", model=ModelSpec(task=task), inner=InnerSpec(steps=3, batch_tokens=examples, precision="fp32")
+    )
     return build_replica(run, "a", device=device, threads=1, **options)
 
 

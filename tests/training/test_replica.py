@@ -668,7 +668,7 @@ def test_examples_that_do_not_fit_on_a_cpu_are_refused_before_one_is_tried(
     """GPT-2's attention keeps the square of the length here, as it has a dropout."""
     length, spec = 1024, ModelSpec(architecture=architecture, config=config)
     run = small_run().model_copy(update={"model": spec, "data": DataSpec(sequence_length=length)})
-    run = run.model_copy(update={"inner": InnerSpec(batch_tokens=2 * length)})
+    run = run.model_copy(update={"inner": InnerSpec(batch_tokens=2 * length, precision="fp32")})
     text = Corpus(np.arange(9000, dtype=np.uint8), np.arange(9000, dtype=np.uint8))
     replica = build_replica(run, "a", device="cpu", threads=1, corpus=text)
     loss, lengths = replica._task.loss, []
@@ -681,6 +681,31 @@ def test_examples_that_do_not_fit_on_a_cpu_are_refused_before_one_is_tried(
     monkeypatch.setattr(memory, "free_bytes", lambda: int(1.05 * needed))
     replica.try_out()
     assert max(lengths) == 1024
+
+
+def test_on_a_cpu_with_amx_only_products_are_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = small_replica()
+    monkeypatch.setattr(gradients, "multiplies_bf16", lambda _: True)
+    half = small_replica(run=small_run(precision="bf16"))
+    losses = train(half, 3)
+    assert losses == pytest.approx(train(exact, 3), rel=5e-3)
+    assert not torch.equal(half.theta, exact.theta) and half.theta.dtype == torch.float32
+    assert half.evaluate() == pytest.approx(exact.evaluate(), rel=5e-3)
+    copies = [item.bytes for item in half.memory_plan().host if item.what == "weights in bf16"]
+    assert copies == [2 * half.parameters]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_is_kept_for_the_backward_pass_grows_with_the_examples(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autocast's copies of the weights are no part of it."""
+    monkeypatch.setattr(gradients, "multiplies_bf16", lambda _: True)
+    replica = small_replica(run=small_run(precision=precision))
+    (windows,) = replica.stream.next(4)
+    one, two, four = (replica._gradients._kept_bytes((windows[:count],)) for count in (1, 2, 4))
+    assert four - two == pytest.approx(2 * (two - one), rel=0.02)
+    assert one < 1.1 * (two - one)
 
 
 def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,6 +17,7 @@ from noloco_node.bench.rivals import paced
 from noloco_node.bench.rivals.paced import Setting
 from noloco_node.errors import NolocoError
 from noloco_node.run.schema import InnerSpec
+from noloco_node.training.inner.gradients import products
 
 
 class LocalSteps:
@@ -34,6 +35,8 @@ class LocalSteps:
         self.module = self.task.model().train()
         self._batches = paced.batches(self.task, f"node {number}")
         self._spec = InnerSpec(**self.setting.inner)
+        kind = products(torch.device("cpu"), self._spec.precision)
+        self._precision = torch.autocast("cpu", kind, enabled=kind is not None)
         self.steps, self._descent_s = 0, 0.0
         self.rounds = self.alone = 0
         """Synchronisations, and how many of them failed."""
@@ -53,7 +56,9 @@ class LocalSteps:
 
     def gradient(self, module: nn.Module) -> None:
         """Of the next batch. `module`: the model, or what wraps it."""
-        self.task.loss(module, next(self._batches)).backward()  # type: ignore[no-untyped-call]
+        with self._precision:
+            loss = self.task.loss(module, next(self._batches))
+        loss.backward()  # type: ignore[no-untyped-call]
         self.steps += 1
 
     def descend(self, optimizer: torch.optim.Optimizer) -> None:
@@ -66,7 +71,7 @@ class LocalSteps:
     def evaluate(self) -> None:
         """As ours does at a boundary; it leaves the weights."""
         self.module.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._precision:
             self.task.evaluate(self.module, self.task.micro_examples)
         self.module.train()
 

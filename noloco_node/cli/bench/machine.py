@@ -26,6 +26,7 @@ def options(what: Verbs) -> None:
     add("--batch-tokens N", "tokens per step (default: 1024; 65536 on a GPU)", type=int)
     add("--sequence-length N", "tokens per sequence (default: 128; 1024 on a GPU)", type=int)
     add("--device DEVICE", "cpu, cuda, or auto: a GPU if there is one (default)", default="auto")
+    add("--precision P", "bf16 where the machine is quicker with it (default), or fp32", default="bf16")
     add("--threads N", "CPU threads (default: torch's choice)", type=int)
     as_json(training)
     codec = verb(what, "codec", "bytes, error and speed of each codec", "--quick")
@@ -68,6 +69,8 @@ def _training(args: argparse.Namespace) -> int:
 
     if args.model not in PRESETS:
         raise UsageError(f"--model takes {listed(PRESETS)}, not {args.model!r}")
+    if args.precision not in ("bf16", "fp32"):
+        raise UsageError(f"--precision takes bf16 or fp32, not {args.precision!r}")
     from noloco_node.bench import training
     from noloco_node.terminal.progress import Progress
 
@@ -75,7 +78,7 @@ def _training(args: argparse.Namespace) -> int:
     batch_tokens, length = (given[name] or size for name, size in training.SIZES[device].items())
     if not 2 <= length <= 2048 or batch_tokens % length:
         raise UsageError(f"--batch-tokens must be a multiple of --sequence-length ({length}), which is from 2 to 2048")
-    run = training.manifest(args.model, args.steps, batch_tokens, length)
+    run = training.manifest(args.model, args.steps, batch_tokens, length, args.precision)
     with Progress() as say:
         report = training.run(args.model, run, device, args.threads, say)
     if args.json:

@@ -10,7 +10,8 @@ Notable choices:
 - If they do not fit later, because another program takes memory of the GPU, the work begins again: at once, then with
   parts of half the size, which grow back after calm steps. Where not even one example fits, nothing has changed, and
   the caller tries again later.
-- Where a run uses bf16, only a GPU's matrix products are in bf16 (autocast); parameters and gradients are fp32.
+- Where a run uses bf16, only matrix products are in bf16 (autocast), on a GPU and on a CPU with AMX; parameters and
+  gradients are fp32.
 - A GPU without bf16 (NVIDIA before Ampere) takes fp16. Small gradients would be 0 there, so the loss is multiplied by a
   scale; where that is too much for fp16, the batch goes through again with half of it.
 
@@ -20,6 +21,7 @@ Loss and evaluation come from a Task. Knows nothing of steps, schedules, rounds 
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
@@ -30,6 +32,7 @@ from torch import Tensor, nn
 from noloco_node.base.units import size
 from noloco_node.base.validation import in_one_line
 from noloco_node.core import gpu
+from noloco_node.core.device import multiplies_bf16
 from noloco_node.errors import NolocoError, OutOfMemory, UsageError
 from noloco_node.host import memory
 from noloco_node.run.schema import InnerSpec
@@ -232,7 +235,8 @@ class Gradients:
                 log.debug("the model takes no short examples", exc_info=error)
                 continue
             at_once = self._micro.size * (self._workers.shares if self._workers else 1)
-            needed = BACKWARD * at_once * through(lengths, kept, whole)
+            copies = 2 * sum(p.numel() for p in self._module.parameters()) if self._products else 0
+            needed = BACKWARD * at_once * through(lengths, kept, whole) + copies
             if needed > free:
                 raise OutOfMemory(
                     f"an example of {whole} tokens, {at_once} at once, needs {size(int(needed))} and "
@@ -243,7 +247,9 @@ class Gradients:
 
     def _kept_bytes(self, batch: Batch) -> int:
         """Bytes that a forward pass keeps for the backward pass, beside the weights."""
-        weights = {p.untyped_storage().data_ptr() for p in self._module.parameters()}
+        parameters = list(self._module.parameters())
+        weights = {p.untyped_storage().data_ptr() for p in parameters}
+        copies = Counter(2 * p.numel() for p in parameters if self._products)  # they do not grow with the examples
         kept: dict[int, torch.UntypedStorage] = {}
 
         def note(tensor: Tensor) -> Tensor:
@@ -253,7 +259,8 @@ class Gradients:
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             self._loss(batch)
-        return sum(storage.nbytes() for at, storage in kept.items() if at not in weights)
+        sizes = Counter(storage.nbytes() for at, storage in kept.items() if at not in weights)
+        return sum((sizes - copies).elements())
 
     def evaluate(self, tries: bool = False) -> float:
         """Loss on the task's held-out data. `tries`: of weights that may not stay, which other nodes have to know where
@@ -354,11 +361,11 @@ class Gradients:
 
 def products(device: torch.device, precision: str) -> torch.dtype | None:
     """The type of matrix products; None: as the weights, fp32."""
-    if device.type != "cuda" or precision == "fp32":
+    if precision == "fp32" or not multiplies_bf16(device):
         return None
     # torch computes bf16 on an older NVIDIA GPU too, many times slower; an AMD GPU's numbers mean something else
-    is_old = torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
-    return torch.float16 if is_old else torch.bfloat16
+    is_gpu = device.type == "cuda" and torch.version.hip is None
+    return torch.float16 if is_gpu and torch.cuda.get_device_capability(device) < (8, 0) else torch.bfloat16
 
 
 class LossScale:

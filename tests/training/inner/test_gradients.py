@@ -14,7 +14,7 @@ from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.task import Batch
 
 EXAMPLES = 8
-SPEC = InnerSpec(batch_tokens=EXAMPLES)
+SPEC = InnerSpec(batch_tokens=EXAMPLES, precision="fp32")
 
 
 class Line:
@@ -238,4 +238,16 @@ def test_only_an_old_nvidia_gpu_takes_fp16(
     monkeypatch.setattr(torch.version, "hip", hip)
     gpu = torch.device("cuda:0")
     assert gradients.products(gpu, "bf16") == expected
-    assert gradients.products(gpu, "fp32") is gradients.products(torch.device("cpu"), "bf16") is None
+    assert gradients.products(gpu, "fp32") is None
+
+
+@pytest.mark.parametrize(
+    ("amx", "may", "expected"), [(True, True, torch.bfloat16), (True, False, None), (False, True, None)]
+)
+def test_a_cpu_with_amx_takes_bf16_where_the_system_lets_it(
+    amx: bool, may: bool, expected: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: may)
+    assert gradients.products(torch.device("cpu"), "bf16") is expected
+    assert gradients.products(torch.device("cpu"), "fp32") is None
