@@ -16,14 +16,14 @@ def torch(device: str, threads: int | None) -> Torch:
     """Takes seconds. Raises UsageError if torch does not find the device, and other errors if torch is broken."""
     import torch as library
 
-    from noloco_node.core.device import choose_devices
+    from noloco_node.core.device import choose_devices, multiplies_bf16
     from noloco_node.core.kernels import for_device
     from noloco_node.training import memory_budget
 
     chosen = choose_devices(device)[0]
-    gpu = chosen.type == "cuda"
+    gpu, bf16 = chosen.type == "cuda", multiplies_bf16(chosen)
     free = library.cuda.mem_get_info(chosen)[0] if gpu else None
-    most = [memory_budget.most_parameters(free, memory.free_bytes(), moments) for moments in MOMENTS]
+    most = [memory_budget.most_parameters(free, memory.free_bytes(), moments, bf16=bf16) for moments in MOMENTS]
     return Torch(
         version=library.__version__,
         device=str(chosen),
@@ -33,6 +33,7 @@ def torch(device: str, threads: int | None) -> Torch:
         kernels=for_device(chosen.type).NAME,
         parameters=most[0],
         parameters_8bit=most[1] if gpu else None,
+        amx=bf16 and not gpu,
     )
 
 

@@ -52,6 +52,8 @@ class Torch:
     """Of the largest model that fits into the memory that is free, without activations."""
     parameters_8bit: int | None = None
     """The same with AdamW's moments in 8 bits, on a GPU."""
+    amx: bool = False
+    """Whether a CPU has it, which then computes matrix products in bf16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,11 @@ class Place:
 
 
 def device(found: Torch) -> Finding:
-    where = found.device if found.name is None else f"{found.device} ({found.name}, {size(found.free_bytes)} free)"
+    where = (
+        found.device + " with AMX" * found.amx
+        if found.name is None
+        else f"{found.device} ({found.name}, {size(found.free_bytes)} free)"
+    )
     text = f"torch {found.version} on {where}, {count(found.threads, 'CPU thread')}, swaps encoded by {found.kernels}"
     if found.parameters is not None:
         smaller = f", {rate(found.parameters_8bit)} with --moments 8bit" if found.parameters_8bit else ""

@@ -128,11 +128,11 @@ def check(planned: Callable[[str], Plan], moments: str, device: torch.device, fr
         raise _refused(ours.host_least, there, "beside the GPU" if ours.device else "here", "use a larger machine")
 
 
-def most_parameters(gpu: int | None, host: int | None, moments: str = FULL) -> int | None:
+def most_parameters(gpu: int | None, host: int | None, moments: str = FULL, *, bf16: bool = False) -> int | None:
     """Of a model that can be trained with so many bytes, without activations; None where they are not known. `gpu`: on
-    the card, None without one."""
+    the card, None without one; `bf16`: as in `plan`."""
     some = 10**6
-    found = plan(some, on_gpu=gpu is not None, bf16=gpu is not None, moments=moments)
+    found = plan(some, on_gpu=gpu is not None, bf16=bf16, moments=moments)
     rooms = [some * host / found.host_least_bytes] if host is not None else []
     rooms += [some * (1 - HOLES) * gpu / found.device_bytes] if gpu is not None else []
     return int(min(rooms)) if rooms else None

@@ -52,8 +52,9 @@ def test_what_a_run_takes_for_each_parameter() -> None:
 def test_the_largest_model_that_fits() -> None:
     most = memory_budget.most_parameters
     assert most(None, 10 * GB) == int(10 * GB / (1.06 * 31)) and most(None, None) is None
+    assert most(None, 10 * GB, bf16=True) == int(10 * GB / (1.06 * 33))
     card, here = 24 << 30, 64 * GB
-    found = most(card, here), most(card, here, EIGHT_BIT)
+    found = most(card, here, bf16=True), most(card, here, EIGHT_BIT, bf16=True)
     assert found == pytest.approx((0.97 * card / 18, 0.97 * card / 12.03), rel=0.001)
     assert most(card, 10 * GB) == int(10 * GB / 19), "a checkpoint's copy may go to the disk"
 
