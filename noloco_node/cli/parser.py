@@ -58,7 +58,12 @@ class _Parser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """A number that is none, for every option that has `type=int` or `type=float`."""
+        """A number that is none, for every option that has `type=int` or `type=float`; and nothing, as of a shell's
+        variable that is not set: a path would be the current folder, and anything else as if it were not given."""
+        is_value = action.nargs not in {argparse.PARSER, argparse.REMAINDER} and action.dest != "text"
+        if not arg_string and is_value:  # `sample ''` begins a text
+            name = action.option_strings[-1] if action.option_strings else action.metavar
+            raise UsageError(f"{name} is empty: name one, or leave it out")
         with suppress(argparse.ArgumentError):
             value = super()._get_value(action, arg_string)
             if not isinstance(value, float) or math.isfinite(value):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +70,24 @@ def test_quick_trains_little_and_measures_fewer_elements(capsys: pytest.CaptureF
     assert {row["apart_rounds"] for row in document["rows"]} == {1, 5}
     assert "training two replicas apart: 0 of 14 done" in err
     assert "lattice:4 on cpu: 1 of 2 done, about " in err
+
+
+def test_the_rows_before_an_interrupt_are_printed(
+    met: list[replica_pairs.PairMeeting], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(replica_pairs, "meetings", lambda say, *plan: met)
+    measure, measured = cost.speed, []
+
+    def speed(name: str, *of: Any) -> cost.Speed:
+        if measured:
+            raise KeyboardInterrupt
+        measured.append(name)
+        return measure(name, *of)
+
+    monkeypatch.setattr(cost, "speed", speed)
+    with pytest.raises(KeyboardInterrupt):
+        verb.run(parsed("--params", "300000", "--device", "cpu", "--codecs", "fp32,bf16", "--json"))
+    assert {row["codec"] for row in json.loads(capsys.readouterr().out)["rows"]} == {"fp32"}
 
 
 def test_rows_as_a_table(

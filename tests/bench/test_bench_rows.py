@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ def test_rows_before_a_failure_are_printed(
 
     args = argparse.Namespace(what="sync", quick=False, json=True, plot=None)
     with pytest.raises(type(error)):
-        output.measured(args, {}, run)
+        output.measured(run, partial(output.show, args, cells={}))
     out = capsys.readouterr().out
     assert [each["system"] for each in json.loads(out)["rows"]] == ["ours"] * before if before else not out
 

@@ -84,6 +84,15 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"noloco-node {VERSION} (protocol {PROTOCOL})\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [(["tokenize", ""], "FILES"), (["start", "run.toml", "--home", ""], "--home"), (["join", "--data="], "--data")],
+)
+def test_a_shells_variable_that_is_not_set_is_no_value(words, named, capsys):
+    assert main(words) == 2
+    assert f"{named} is empty: name one, or leave it out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("given", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_torch_allocates_in_segments_that_grow_unless_the_user_says_otherwise(given, monkeypatch):
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):

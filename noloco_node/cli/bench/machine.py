@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from noloco_node.base.units import count, share, size
 from noloco_node.base.validation import listed
-from noloco_node.cli.bench.output import names, print_table
+from noloco_node.cli.bench.output import measured, names, print_table
 from noloco_node.cli.options import Verbs, as_json, option, print_json, verb
 from noloco_node.errors import UsageError
 
@@ -47,16 +47,17 @@ def _codec(args: argparse.Namespace) -> int:
     if params < 1:
         raise UsageError("--params must be 1 or more")
     from noloco_node.bench import codec
-    from noloco_node.terminal.progress import Progress
 
     devices = _devices(args.device)
     wanted = names(args.codecs, "--codecs", codec.CODECS)
-    with Progress() as say:
-        rows = list(codec.run(params, devices, wanted, args.quick, say))
-    if args.json:
-        print_json({"params": params, "quick": args.quick, "rows": rows})
-    else:
-        _print(rows)
+
+    def show(rows: "list[Row]") -> None:
+        if args.json:
+            print_json({"params": params, "quick": args.quick, "rows": rows})
+        else:
+            _print(rows)
+
+    show(measured(lambda say: codec.run(params, devices, wanted, args.quick, say), show))
     return 0
 
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from noloco_node.base import plots
 from noloco_node.cli.options import as_json, option, print_json, whole_number
@@ -13,6 +13,8 @@ from noloco_node.errors import UsageError
 if TYPE_CHECKING:
     from noloco_node.bench.rows import Row
     from noloco_node.terminal.progress import Progress
+
+R = TypeVar("R")
 
 Cells = Mapping[str, Callable[["Row"], str]]
 """The titles of a table's columns, and what stands in each."""
@@ -39,18 +41,18 @@ def names(text: str | None, flag: str, known: Sequence[str]) -> list[str]:
     return wanted
 
 
-def measured(args: argparse.Namespace, cells: Cells, run: "Callable[[Progress], Iterable[Row]]") -> "list[Row]":
-    """All rows of a bench. Where it fails or is interrupted, those before are printed: an hour may be behind them."""
+def measured(run: "Callable[[Progress], Iterable[R]]", show: Callable[[list[R]], None]) -> list[R]:
+    """All rows of a bench. Where it fails or is interrupted, those before are shown: an hour may be behind them."""
     from noloco_node.terminal.progress import Progress
 
-    rows: list[Row] = []
+    rows: list[R] = []
     try:
         with Progress() as say:
             for row in run(say):
                 rows.append(row)  # one by one, as the next may fail
     except BaseException:
         if rows:
-            _print(args, rows, cells)
+            show(rows)
         raise
     return rows
 
@@ -66,13 +68,13 @@ def finish(  # noqa: PLR0913
     **more: Any,
 ) -> int:
     """Print the rows as a table or as JSON, and draw them where that is wanted. `more`: further fields of the JSON."""
-    _print(args, rows, cells, **more)
+    show(args, rows, cells, **more)
     if panels and args.plot is not None:
         plots.draw(args.plot, title, settings, panels)
     return 0
 
 
-def _print(args: argparse.Namespace, rows: "Sequence[Row]", cells: Cells, **more: Any) -> None:
+def show(args: argparse.Namespace, rows: "Sequence[Row]", cells: Cells, **more: Any) -> None:
     if args.json:
         print_json({"bench": args.what, "quick": args.quick, **more, "rows": [row.document() for row in rows]})
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.plots import Line, Panel
 from noloco_node.base.units import size
-from noloco_node.cli.bench.output import Cells, finish, measured, numbers, shared
+from noloco_node.cli.bench.output import Cells, finish, measured, numbers, shared, show
 from noloco_node.cli.options import Verbs, option, verb
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
             yield from scale.real(real, args.quick, say)
         yield from scale.virtual(virtual, say)
 
-    rows = measured(args, _CELLS, rows_of)
+    rows = measured(rows_of, partial(show, args, cells=_CELLS))
     title = "What a node takes for a round"
     return finish(args, rows, _CELLS, title=title, settings=_settings(rows), panels=_panels(rows, args))
 
