@@ -107,7 +107,7 @@ class Paced(Language):
         flat = host_memory([sum(p.numel() for _, p in named)], torch.half)
         for (_, start, end), (_, p) in zip(model.places(named), named, strict=True):
             flat[start:end] = p.detach().flatten()
-        self._saving.submit(torch.save, flat, Path(folder, f"{self._left_at:.3f}"))
+        self._saving.submit(_save, flat, Path(folder, f"{self._left_at:.3f}"))
 
     def _end_step(self) -> None:
         module, self._to_leave = self._to_leave, None
@@ -115,6 +115,13 @@ class Paced(Language):
             self._leave(module, self._folder)
         time.sleep(max(0.0, self._began + self.setting.step_s - time.monotonic()))
         self.step_s += time.monotonic() - self._began
+
+
+def _save(flat: Tensor, path: Path) -> None:
+    """Whole or not at all: the node may be ended meanwhile."""
+    unfinished = path.with_name(f".{path.name}")
+    torch.save(flat, unfinished)
+    unfinished.rename(path)
 
 
 def batches(task: Paced, peer_id: str) -> Iterator[Batch]:
@@ -130,7 +137,7 @@ def losses(setting: Setting, folder: Path, began: float) -> list[tuple[float, fl
     theta = model.flatten(module)
     with torch.no_grad():
         found = [(0.0, judge.evaluate(module, judge.micro_examples))]
-        for second, path in sorted((float(path.name) - began, path) for path in folder.iterdir()):
+        for second, path in sorted((float(path.name) - began, path) for path in folder.glob("[0-9]*")):
             if second > 0:
                 theta.copy_(torch.load(path, weights_only=True))
                 found.append((second, judge.evaluate(module, judge.micro_examples)))
