@@ -377,7 +377,8 @@ class TrainingNode(BaseNode):
     async def _next_message(self) -> Message:
         message = await self._messages.get()
         if isinstance(message, Failed):
-            self._handle(lifecycle.Signal.FAILED)
+            if not message.whole:
+                self._handle(lifecycle.Signal.FAILED)
             raise message.error
         return message
 

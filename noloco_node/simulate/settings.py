@@ -137,7 +137,7 @@ class Settings:
     """`eager` or `delay=N`: inner steps that a swap takes; training goes on. `blocking`: it waits."""
     codec: str = _RUN.codec
     precision: str = "auto"
-    """Of matrix products: `fp32`, `bf16`, or `auto`, which is bf16 where the machine has instructions for it."""
+    """Of matrix products: `fp32`, `bf16`, or `auto`, which is bf16 where that is quicker (core/device.py)."""
     device: str = "auto"
     compiled: bool = False
     """Through torch.compile: about 1.5 times as fast on a CPU, after a minute of compiling; needs a C++ compiler."""

@@ -228,6 +228,8 @@ class Done:
 @dataclass(frozen=True, slots=True)
 class Failed:
     error: Exception
+    whole: bool = False
+    """What was trained is whole, and can be asked for until the thread is stopped."""
 
 
 Message = Ready | PhaseEnded | Evaluated | Sampled | RolledBack | Judged | Finished | Done | Failed

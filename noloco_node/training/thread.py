@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -322,8 +322,9 @@ class TrainingThread:
         """Take the corrections of a swap back where they did harm (core/verdict.py)."""
         judged: Judged | None = None
         if replica.slow.has_swapped:
-            if not replica.is_stage and replica.has_data(0.0):
-                replica.fetch()  # what it was not trained on yet tells more: core/verdict.py
+            with suppress(Exception):  # the next step finds what is wrong with the data
+                if not replica.is_stage and replica.has_data(0.0):
+                    replica.fetch()  # what it was not trained on yet tells more: core/verdict.py
             try:
                 if not swap.harmful:
                     judged = self._verdict(replica, swap)
@@ -390,15 +391,8 @@ class TrainingThread:
                 self._train(replica)
         except _Stop:
             pass
-        except BaseException as error:
-            log.debug("training ended", exc_info=error)
-            if memory_budget.is_out_of_memory(error):
-                error = OutOfMemory("the model does not fit into memory: join another run, or free some")
-            elif not isinstance(error, Exception) or isinstance(error, StopIteration):
-                # the one would end the event loop too, the other be another error where a coroutine raises it
-                said = NolocoError(f"training ended with {type(error).__name__}: {error}".removesuffix(": "))
-                error = said.with_traceback(error.__traceback__)
-            self._post(Failed(error))
+        except BaseException as error:  # noqa: BLE001 (it is posted)
+            self._post(_failed(error))
         finally:
             self._mailbox.close()
 
@@ -471,11 +465,16 @@ class TrainingThread:
         self._measured_s = time.perf_counter() - began
 
     def _fetch(self, replica: Replica) -> bool:
-        """The next step's batch, if it comes before the mailbox is to be read again."""
-        with self._times.on("data"):
-            if replica.has_data(LOOK_S):
-                replica.fetch()
-                return True
+        """The next step's batch, if it comes before the mailbox is to be read again. Where the data fails, what was
+        trained is not lost: the thread serves until it is stopped."""
+        try:
+            with self._times.on("data"):
+                if replica.has_data(LOOK_S):
+                    replica.fetch()
+                    return True
+        except Exception as error:  # noqa: BLE001 (a task of somebody's own raises everything)
+            self._post(_failed(error, whole=True))
+            self._serve_until(replica, lambda: False)
         self._read_clock(replica)
         return False
 
@@ -643,3 +642,14 @@ class TrainingThread:
         now = time.perf_counter()
         replica.position.spend(now - self._clock_read_at)
         self._clock_read_at = now
+
+
+def _failed(error: BaseException, *, whole: bool = False) -> Failed:
+    log.debug("training ended", exc_info=error)
+    if memory_budget.is_out_of_memory(error):
+        error = OutOfMemory("the model does not fit into memory: join another run, or free some")
+    elif not isinstance(error, Exception) or isinstance(error, StopIteration):
+        # the one would end the event loop too, the other be another error where a coroutine raises it
+        said = NolocoError(f"training ended with {type(error).__name__}: {error}".removesuffix(": "))
+        error = said.with_traceback(error.__traceback__)
+    return Failed(error, whole)

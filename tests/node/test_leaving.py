@@ -35,6 +35,16 @@ def test_who_leaves_in_a_long_step_saves_at_its_end(real_nodes: RealNodes) -> No
     assert not node.printed(r"(no checkpoint)")
 
 
+def test_where_the_data_fail_nothing_that_was_trained_is_lost(real_nodes: RealNodes) -> None:
+    """Seven steps in the second round, whose end no checkpoint waits for."""
+    path = real_nodes.paced(step_s=0.02, steps=10, outer=QUICK)
+    node = real_nodes.node("broken disk", "start", str(path), within=("env", "PACED_FAILS=17"))
+    assert node.ended(60) == 1
+    assert node.printed(r"(its checkpoint of round 1 )")
+    (saved,) = node.home.glob("runs/*/checkpoints/*")
+    assert saved.name == "17"
+
+
 class NoRoom:
     """A training thread that finds room for a copy of its state neither in memory nor on the disk."""
 

@@ -3,9 +3,11 @@
 A linear map learns another one. Options: `step_s`, seconds a step takes (default 0.05); `outputs` of the map, each of
 257 parameters (default 384: about 100,000 parameters in all);
 `bad`, two batches of a stream, the first of several that hold NaN and the first that does not any more (default: none).
-A box with PACED_SLOWER=4 in its environment takes four times as long; PACED_READY_S=30: its data come after 30 s.
+A box with PACED_SLOWER=4 in its environment takes four times as long; PACED_READY_S=30: its data come after 30 s;
+PACED_FAILS=15: it has 15 batches, and no more.
 """
 
+import errno
 import hashlib
 import os
 import time
@@ -78,6 +80,8 @@ class PacedStream:
         self.position = position
 
     def next(self, examples: int) -> Batch:
+        if self.position >= int(os.environ.get("PACED_FAILS", "1000000000")):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         self._task.begin_step()
         inputs, targets = self._task._examples(self._peer_id, self.position, examples)
         broken = inputs * float("nan") if self.position in self._bad else inputs

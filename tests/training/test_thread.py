@@ -754,6 +754,24 @@ def test_what_ends_the_thread_is_posted(raised: BaseException, posted: type[Exce
         assert type(watched.until(Failed).error) is posted
 
 
+@pytest.mark.parametrize("fails", ["ready", "next"])
+def test_where_the_data_fail_what_was_trained_can_be_asked_for(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = small_replica()
+    read = replica.fetch if fails == "next" else replica.has_data
+
+    def failing(*of: Any) -> Any:
+        if replica.steps == 4:
+            raise OSError("a disk is broken")
+        return read(*of)
+
+    monkeypatch.setattr(replica, "fetch" if fails == "next" else "has_data", failing)
+    with begun(lambda: replica) as watched:
+        watched.until(PhaseEnded)
+        failed = watched.until(Failed)
+        assert isinstance(failed.error, OSError) and failed.whole
+        assert answer(watched.thread.state()).step == 4
+
+
 def test_a_correction_that_does_not_fit_is_a_failure_of_the_thread() -> None:
     with running() as watched:
         correct(watched.thread, 0, 10**6, torch.ones(1))
