@@ -1,5 +1,6 @@
 """One replica: against a plain loop, resumed, corrected, and with numbers that are not finite."""
 
+import gc
 import math
 from collections.abc import Callable
 from functools import partialmethod
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from replicas import SMALL, exchange, live_state, small_replica, small_run, small_text, timed_run, train
-from torch import nn
+from torch import Tensor, nn
 
 from noloco_node.checkpoints import checkpoint
 from noloco_node.core import outer
@@ -706,6 +707,18 @@ def test_what_is_kept_for_the_backward_pass_grows_with_the_examples(
     one, two, four = (replica._gradients._kept_bytes((windows[:count],)) for count in (1, 2, 4))
     assert four - two == pytest.approx(2 * (two - one), rel=0.02)
     assert one < 1.1 * (two - one)
+
+
+def test_what_is_measured_is_freed_again() -> None:
+    def tensors() -> int:
+        gc.collect()
+        return sum(type(found) is Tensor for found in gc.get_objects())
+
+    replica = small_replica()
+    one = tuple(part[:1] for part in replica.stream.next(1))
+    before = tensors()
+    assert replica._gradients._kept_bytes(one) > 0
+    assert tensors() == before
 
 
 def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -255,7 +255,7 @@ class Gradients:
         def note(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             kept[storage.data_ptr()] = storage
-            return tensor
+            return tensor.detach()  # what computed it holds it, and would be held by it, for ever
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             self._loss(batch)
