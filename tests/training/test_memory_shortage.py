@@ -139,6 +139,7 @@ def test_whatever_fails_the_losses_are_the_same_and_the_node_stays(faults: list[
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_each_single_allocation() -> None:
     for at in range(undisturbed()[0]):
         posts = trained(shortage := Shortage([at, 3]))
