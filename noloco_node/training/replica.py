@@ -16,7 +16,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from pathlib import Path
 from statistics import fmean
@@ -291,7 +291,12 @@ class Replica:
         a step is done with it, and swaps are judged by some of it until the next one is read."""
         if self._batch is None:
             self._batch_at = self._in_stream()
-            self._batch = self._next(self._gradients.examples)
+            try:
+                self._batch = self._next(self._gradients.examples)
+            except Exception:
+                with suppress(Exception):  # what was to be read is still the next batch, and a checkpoint says so
+                    self.stream.seek(deepcopy(self._batch_at))
+                raise
             own = min(self._gradients.examples // OWN_SHARE, OWN_TOKENS // self._task.tokens_per_example)
             self._own_examples = tuple(part[: max(1, own)] for part in self._batch)
 

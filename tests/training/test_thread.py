@@ -33,6 +33,7 @@ from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import scaled
 from noloco_node.core.state import State
 from noloco_node.core.verdict import Losses
+from noloco_node.data import stream
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
 from noloco_node.run.schema import SampleSpec
@@ -770,6 +771,20 @@ def test_where_the_data_fail_what_was_trained_can_be_asked_for(fails: str, monke
         failed = watched.until(Failed)
         assert isinstance(failed.error, OSError) and failed.whole
         assert answer(watched.thread.state()).step == 4
+
+
+def test_a_batch_that_cannot_be_read_is_the_next_one_in_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica, read = small_replica(), stream.rows
+
+    def failing(*of: Any) -> Any:
+        if replica.steps == 4:
+            raise OSError("a disk is broken")
+        return read(*of)
+
+    monkeypatch.setattr(stream, "rows", failing)
+    with begun(lambda: replica) as watched:
+        watched.until(Failed)
+        assert answer(watched.thread.state()).inner["position"] == (0, 16), "four steps of four examples"
 
 
 def test_a_correction_that_does_not_fit_is_a_failure_of_the_thread() -> None:
