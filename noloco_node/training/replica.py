@@ -413,7 +413,7 @@ class Replica:
     @contextmanager
     def trying_others(self) -> Iterator[None]:
         """Within, memory for other weights is there: what the gradients have in a step, which an evaluation frees."""
-        self._others = [self._optimizer.room(p) for _, p in model.parameters(self.module)]
+        self._others = self._optimizer.room([p for _, p in model.parameters(self.module)])
         try:
             yield
         finally:

@@ -18,7 +18,7 @@ Knows nothing of losses, schedules or rounds.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,13 +78,23 @@ class Optimizer:
         if not self.held:
             self._adamw.zero_grad(set_to_none=True)
 
-    def room(self, p: nn.Parameter) -> Tensor:
-        """Memory as that of a parameter, of any content: its gradient's, which is given up, unless it is held."""
-        gradient = None if self.held else p.grad
-        if gradient is None or gradient.layout != torch.strided or not gradient.is_contiguous():
-            return torch.empty_like(p, requires_grad=False) if p.is_cuda else host_memory(p.shape)
-        p.grad = None
-        return gradient
+    def room(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """Memory as that of these, of any content: their gradients', which are given up, unless they are held. Autograd
+        may have given two of them one memory."""
+        found, taken = [], set[int]()
+        for p in parameters:
+            gradient = None if self.held else p.grad
+            if gradient is None or gradient.layout != torch.strided or not gradient.is_contiguous():
+                at = None
+            else:
+                at = gradient.untyped_storage().data_ptr()
+            if gradient is None or at is None or at in taken:
+                found.append(torch.empty_like(p, requires_grad=False) if p.is_cuda else host_memory(p.shape))
+                continue
+            taken.add(at)
+            found.append(gradient)
+            p.grad = None
+        return found
 
     def norm(self) -> Tensor:
         """Norm of the whole gradient, as torch's own clipping computes it. `step` clips by it, on its device."""

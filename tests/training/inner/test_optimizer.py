@@ -191,3 +191,14 @@ def test_what_8_bits_do_to_the_loss() -> None:
             found[seed, kind] = trained.evaluate()
             print(f"seed {seed}, {kind}: {found[seed, kind]:.4f}", flush=True)  # noqa: T201
     assert all(abs(found[seed, EIGHT_BIT] / found[seed, FULL] - 1) < 0.01 for seed in (1, 2, 3))
+
+
+def test_two_gradients_in_one_memory_make_room_for_one() -> None:
+    """As autograd has them where two parameters of other shapes are added to the same."""
+    pair = torch.nn.ParameterList([torch.randn(2, 3), torch.randn(3, 2)])
+    (pair[0].view(6) + pair[1].view(6)).square().sum().backward()
+    gradients = [p.grad.data_ptr() for p in pair if p.grad is not None]
+    assert gradients[0] == gradients[1], "or the test proves nothing"
+    one, other = Optimizer(pair, InnerSpec()).room(list(pair))
+    assert one.data_ptr() == gradients[0] != other.data_ptr()
+    assert (one.shape, other.shape) == ((2, 3), (3, 2))
