@@ -60,8 +60,8 @@ class _Parser(argparse.ArgumentParser):
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         """A number that is none, for every option that has `type=int` or `type=float`; and nothing, as of a shell's
         variable that is not set: a path would be the current folder, and anything else as if it were not given."""
-        is_value = action.nargs not in {argparse.PARSER, argparse.REMAINDER} and action.dest != "text"
-        if not arg_string and is_value:  # `sample ''` begins a text
+        is_value = action.nargs not in {argparse.PARSER, argparse.REMAINDER} and action.dest not in {"text", "sinks"}
+        if not arg_string and is_value:  # `sample ''` begins a text, `--sinks ''` is none at all
             name = action.option_strings[-1] if action.option_strings else action.metavar
             raise UsageError(f"{name} is empty: name one, or leave it out")
         with suppress(argparse.ArgumentError):

@@ -12,6 +12,7 @@ import pytest
 
 from noloco_node import errors
 from noloco_node.cli import main, parser
+from noloco_node.cli.parser import parse
 from noloco_node.host.config import NodeConfig
 from noloco_node.version import PROTOCOL, VERSION
 
@@ -32,6 +33,7 @@ def test_help_is_quick(args):
 import sys, time
 began = time.process_time()
 from noloco_node.cli import main
+from noloco_node.cli.parser import parse
 code = main({args!r})
 spent = time.process_time() - began
 print(spent, sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)
@@ -91,6 +93,11 @@ def test_version(capsys):
 def test_a_shells_variable_that_is_not_set_is_no_value(words, named, capsys):
     assert main(words) == 2
     assert f"{named} is empty: name one, or leave it out" in capsys.readouterr().err
+
+
+def test_no_sinks_may_be_said():
+    """Where the environment or node.toml names some."""
+    assert parse(["join", "--sinks", ""])[1].sinks == ""
 
 
 @pytest.mark.parametrize("given", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
