@@ -78,7 +78,8 @@ class Task(Protocol):
         """Mean over the batch's examples, which lie on the module's device. What it changes of the weights, it changes
         in place (`p.data.copy_`). Swaps are judged by it, in evaluation mode and without gradients: a loss that takes
         some itself says `with torch.enable_grad()`. They are judged by shares of it: where it could pass zero, as a
-        density's, a constant is added, here and in `evaluate`, so that it stays well above."""
+        density's, a constant is added, here and in `evaluate`, so that it stays well above. Compute it of
+        `logits.float()`: on a CPU with AMX torch leaves a softmax or a mean of what a product gave in bf16."""
 
     def evaluate(self, module: nn.Module, examples: int) -> float:
         """Loss on held-out data, the same for every replica, at most so many examples at once. The module is in
