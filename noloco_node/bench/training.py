@@ -183,7 +183,7 @@ def in_turn(inner: Replica, run: Manifest, say: Say) -> tuple[list[tuple[float, 
 
     losses, pairs = [(first, next(theirs))], []
     for step in range(1, steps := run.inner.steps or 0):
-        say("a step of each loop in turn", step, steps)
+        say("a step of each loop in turn", step - 1, steps - 1)
         if step % 2:
             other, mine = plains(), ours()
         else:

@@ -33,7 +33,6 @@ def test_help_is_quick(args):
 import sys, time
 began = time.process_time()
 from noloco_node.cli import main
-from noloco_node.cli.parser import parse
 code = main({args!r})
 spent = time.process_time() - began
 print(spent, sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)

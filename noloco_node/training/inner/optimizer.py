@@ -84,11 +84,12 @@ class Optimizer:
         found, taken = [], set[int]()
         for p in parameters:
             gradient = None if self.held else p.grad
-            if gradient is None or gradient.layout != torch.strided or not gradient.is_contiguous():
-                at = None
-            else:
-                at = gradient.untyped_storage().data_ptr()
-            if gradient is None or at is None or at in taken:
+            if (
+                gradient is None
+                or gradient.layout != torch.strided
+                or not gradient.is_contiguous()
+                or (at := gradient.untyped_storage().data_ptr()) in taken
+            ):
                 found.append(torch.empty_like(p, requires_grad=False) if p.is_cuda else host_memory(p.shape))
                 continue
             taken.add(at)
