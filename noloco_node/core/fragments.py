@@ -1,6 +1,9 @@
 """How a vector is cut into fragments, and in which order a swap sends them: arithmetic on sizes."""
 
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 MANY, DOUBLED_AT_MOST = 256, 2
 """A vector of so many fragments or more has larger ones, four times at most: each costs the host of a GPU 2 to 4 ms,
@@ -43,3 +46,12 @@ def order(fragments: int, exchange_id: bytes) -> list[int]:
     """
     offset = int.from_bytes(exchange_id, "big") % fragments
     return [*range(offset, fragments), *range(offset)]
+
+
+def touched(places: Sequence[tuple[int, int]], start: int, end: int) -> Iterator[int]:
+    """Which of some places, one behind the other in a vector, have elements from `start` on and before `end`."""
+    at = max(bisect_right(places, start, key=itemgetter(0)) - 1, 0)
+    while at < len(places) and places[at][0] < end:
+        if start < places[at][1]:
+            yield at
+        at += 1

@@ -19,7 +19,6 @@ Lengths are read from the device once a round: a correction that lands waits for
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from itertools import accumulate, islice, pairwise
 import torch
 from torch import Tensor
 
+from noloco_node.core.fragments import touched
 from noloco_node.core.outer import OuterSettings, snapshot
 
 LARGEST_SCALE = 1.5
@@ -59,7 +59,6 @@ class LengthCorrection:
         their sum for what is owed, best where φ is."""
         self._tensors = [_Tensor() for _ in sizes]
         self._places = list(pairwise(accumulate(sizes, initial=0)))
-        self._starts = [start for start, _ in self._places]
         self._owed = torch.empty(sum(sizes), dtype=OWED) if owed is None else owed
         """e of the last offer."""
         self._owed.zero_()
@@ -128,11 +127,7 @@ class LengthCorrection:
 
     def _touched(self, start: int, end: int) -> Iterator[tuple[_Tensor, tuple[int, int]]]:
         """The tensors that have some of these elements, and where they lie."""
-        at = max(bisect_right(self._starts, start) - 1, 0)
-        while at < len(self._places) and self._places[at][0] < end:
-            if start < self._places[at][1]:
-                yield self._tensors[at], self._places[at]
-            at += 1
+        return ((self._tensors[at], self._places[at]) for at in touched(self._places, start, end))
 
     def _learn(self) -> None:
         """From the tensors whose correction is whole."""

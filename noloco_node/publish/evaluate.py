@@ -13,7 +13,7 @@ from noloco_node.core.device import choose_devices
 from noloco_node.data import corpus, tokens
 from noloco_node.publish.weights import Trained
 from noloco_node.training import tasks
-from noloco_node.training.inner.gradients import products
+from noloco_node.training.inner.gradients import autocast, products
 from noloco_node.training.language import held_out
 
 
@@ -50,11 +50,10 @@ def measure(
         progress(min(done, parts), parts)
 
     progress(0, parts)
-    kind = products(where, run.inner.precision)
     began = time.perf_counter()
     hook = module.register_forward_hook(one_more)
     try:
-        with torch.no_grad(), torch.autocast(where.type, kind, enabled=kind is not None):
+        with torch.no_grad(), autocast(where, products(where, run.inner.precision)):
             loss = of_run.evaluate(module, of_run.micro_examples)
     finally:
         hook.remove()

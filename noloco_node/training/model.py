@@ -213,15 +213,15 @@ def flatten(module: nn.Module) -> Tensor:
 
 
 @contextmanager
-def elsewhere(named: Sequence[tuple[str, nn.Parameter]], others: Sequence[Tensor]) -> Iterator[None]:
+def elsewhere(parameters: Sequence[nn.Parameter], others: Sequence[Tensor]) -> Iterator[None]:
     """Within, the parameters are these tensors. Afterwards they are what they were."""
-    before = [p.data for _, p in named]
+    before = [p.data for p in parameters]
     try:
-        for (_, p), other in zip(named, others, strict=True):
+        for p, other in zip(parameters, others, strict=True):
             p.data = other
         yield
     finally:
-        for (_, p), own in zip(named, before, strict=True):
+        for p, own in zip(parameters, before, strict=True):
             p.data = own
 
 

@@ -94,7 +94,7 @@ class Replica:
         self._pointers = model.pointers(module)
         self.position = Position(self._spec, manifest.rounds)
         self.copies = Copies(self.theta.device)
-        self._places = model.places(model.parameters(module))
+        self._places, self._weights = model.places(named := model.parameters(module)), [p for _, p in named]
         self.slow = SlowWeights(
             self.theta, self._places, manifest.outer, self.position, self.copies, memory_fraction, moments
         )
@@ -413,7 +413,7 @@ class Replica:
     @contextmanager
     def trying_others(self) -> Iterator[None]:
         """Within, memory for other weights is there: what the gradients have in a step, which an evaluation frees."""
-        self._others = self._optimizer.room([p for _, p in model.parameters(self.module)])
+        self._others = self._optimizer.room(self._weights)
         try:
             yield
         finally:
@@ -422,10 +422,8 @@ class Replica:
     @contextmanager
     def _elsewhere(self) -> Iterator[list[Tensor]]:
         """Within, the model's weights are these tensors, which are to be filled. θ stays as it is."""
-        with nullcontext() if self._others else self.trying_others():
-            others = self._others
-            with model.elsewhere(model.parameters(self.module), others):
-                yield others
+        with nullcontext() if self._others else self.trying_others(), model.elsewhere(self._weights, self._others):
+            yield self._others
 
     # ---- evaluation ----
     def evaluate(self) -> float:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from noloco_node.core import gpu, outer
 from noloco_node.core.codecs.codec import BLOCK, Packed
+from noloco_node.core.fragments import touched
 from noloco_node.core.length_correction import OWED, LengthCorrection
 from noloco_node.errors import NonFinite
 from noloco_node.run.schema import OuterSpec
@@ -172,15 +173,16 @@ class SlowWeights:
         """θ without what was added since `let_stay`, tensor by tensor; `partner` = 1: what the partner sent, as far as
         that is known."""
         model.fill(out, self.theta)
+        places = [(start, end) for _, start, end in self._places]
         apart = 2 * partner / max(self.settings.beta, self.settings.gamma)
         for added in self._added:
             c, first, last = added.correction, added.start, added.start + added.correction.size
             shift = apart - outer.shift(self.settings, self._late(added.offered_round)) * c.scale
             values = c.unscaled(self.theta.device)
-            for part, (_, start, end) in zip(out, self._places, strict=True):
+            for at in touched(places, first, last):  # a large model has thousands of fragments
+                start, end = places[at]
                 here, there = max(start, first), min(end, last)
-                if here < there:
-                    part.view(-1)[here - start : there - start].add_(values[here - first : there - first], alpha=shift)
+                out[at].view(-1)[here - start : there - start].add_(values[here - first : there - first], alpha=shift)
 
     def _late(self, offered_round: int) -> int:
         return self._position.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)

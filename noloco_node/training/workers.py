@@ -35,7 +35,7 @@ from noloco_node.base.validation import in_one_line
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.run.schema import Manifest
 from noloco_node.training import model, tasks
-from noloco_node.training.inner.gradients import products, split
+from noloco_node.training.inner.gradients import autocast, products, split
 from noloco_node.training.task import Batch, device_batch
 
 log = logging.getLogger(__name__)
@@ -322,7 +322,7 @@ class _Worker:
     def _backward(self, order: _Order, loss: Tensor) -> None:
         batch = device_batch(tuple(part.tensor() for part in order.batch), self._module)
         for micro in split(batch, order.micro):
-            with torch.autocast(self._device.type, self._products, enabled=self._products is not None):
+            with autocast(self._device, self._products):
                 share = self._task_loss(self._module, micro) * (order.scale * len(micro[0]) / order.of)
             share.backward()  # type: ignore[no-untyped-call]
             loss += share.detach().reshape(())

@@ -1,3 +1,5 @@
+from itertools import accumulate, pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,3 +37,11 @@ def test_the_beginning_is_drawn_evenly() -> None:
     rng = random.Random(0)
     firsts = [fragments.order(8, rng.randbytes(16))[0] for _ in range(8000)]
     assert all(900 < firsts.count(k) < 1100 for k in range(8))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=20), st.integers(0, 40), st.integers(1, 20))
+def test_the_places_touched_are_those_with_an_element_in_common(sizes: list[int], start: int, size: int) -> None:
+    places = list(pairwise(accumulate(sizes, initial=0)))
+    end = min(start + size, places[-1][1])
+    expected = [at for at, (first, last) in enumerate(places) if {*range(first, last)} & {*range(start, end)}]
+    assert list(fragments.touched(places, start, end)) == expected

@@ -17,7 +17,7 @@ from noloco_node.bench.rivals import paced
 from noloco_node.bench.rivals.paced import Setting
 from noloco_node.errors import NolocoError
 from noloco_node.run.schema import InnerSpec
-from noloco_node.training.inner.gradients import products
+from noloco_node.training.inner.gradients import autocast, products
 
 
 class LocalSteps:
@@ -35,8 +35,8 @@ class LocalSteps:
         self.module = self.task.model().train()
         self._batches = paced.batches(self.task, f"node {number}")
         self._spec = InnerSpec(**self.setting.inner)
-        kind = products(torch.device("cpu"), self._spec.precision)
-        self._precision = torch.autocast("cpu", kind, enabled=kind is not None)
+        cpu = torch.device("cpu")
+        self._precision = autocast(cpu, products(cpu, self._spec.precision))
         self.steps, self._descent_s = 0, 0.0
         self.rounds = self.alone = 0
         """Synchronisations, and how many of them failed."""

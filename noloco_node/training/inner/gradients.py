@@ -325,7 +325,7 @@ class Gradients:
             return self._task.loss(self._module, micro)
 
     def _precision(self) -> torch.autocast:
-        return torch.autocast(self._device.type, self._products, enabled=self._products is not None)
+        return autocast(self._device, self._products)
 
     def _fitting(self, work: Callable[[], T]) -> T:
         """Does the work with micro-batches that fit into memory: halves them until they do. Raises ShortOfMemory."""
@@ -366,6 +366,11 @@ def products(device: torch.device, precision: str) -> torch.dtype | None:
     # torch computes bf16 on an older NVIDIA GPU too, many times slower; an AMD GPU's numbers mean something else
     is_gpu = device.type == "cuda" and torch.version.hip is None
     return torch.float16 if is_gpu and torch.cuda.get_device_capability(device) < (8, 0) else torch.bfloat16
+
+
+def autocast(device: torch.device, kind: torch.dtype | None) -> torch.autocast:
+    """Matrix products as `products` says."""
+    return torch.autocast(device.type, kind, enabled=kind is not None)
 
 
 class LossScale:
