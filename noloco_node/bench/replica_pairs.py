@@ -93,8 +93,9 @@ def _train_apart(replica: Replica, rounds: int, round_done: Callable[[], None]) 
     for _ in range(rounds):
         while not replica.position.phase_over:
             replica.step()
-        side = Side(replica.snapshot(), hints(replica.slow.movement()[0].cpu()))
+        u, (peaks, _) = replica.snapshot()
         replica.boundary()
+        side = Side(u, hints(peaks.cpu()))
         round_done()
     return side
 

@@ -236,9 +236,9 @@ def evaluating(inner: Replica) -> float:
     return _timed(round_, inner.theta.device)[1]
 
 
-def offer(inner: Replica) -> tuple[Tensor, Tensor]:
+def offer(inner: Replica) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """A boundary, as in training/thread.py."""
-    made = inner.snapshot(), inner.slow.movement()[0]
+    made = inner.snapshot()
     inner.boundary()
     return made
 

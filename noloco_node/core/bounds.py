@@ -59,7 +59,7 @@ class Movement:
 
     @classmethod
     def of(cls, peaks: Tensor, squares: Tensor, fragment_blocks: int) -> "Movement":
-        """From those of blocks, as `outer.movement` gives them."""
+        """From those of blocks, as `outer.BlockMovement` has them."""
         rows = [
             nn.functional.pad(part, (0, -len(part) % fragment_blocks)).view(-1, fragment_blocks)
             for part in (peaks, squares)

@@ -72,8 +72,9 @@ class LengthCorrection:
         self._learn()
         return [tensor.scale for tensor in self._tensors]
 
-    def offer(self, theta: Tensor, phi: Tensor, hyper: OuterSettings, u: Tensor) -> None:
-        """Writes a snapshot with a longer βΔ. The corrections that follow are compared with it."""
+    def offer(self, theta: Tensor, phi: Tensor, hyper: OuterSettings, u: Tensor) -> list[float]:
+        """Writes a snapshot with a longer βΔ. The corrections that follow are compared with it. Returns ‖Δ‖ of each
+        piece."""
         self._learn()
         lengths: list[Tensor] = []
         counts = []
@@ -82,12 +83,14 @@ class LengthCorrection:
             found = snapshot(theta[part], phi[part], hyper, u[part], tensor.scale, self._owed[part])
             lengths += found
             counts.append(len(found))
-        known = iter(torch.stack(lengths).tolist() if lengths else ())
+        known = torch.stack(lengths).tolist() if lengths else []
+        each = iter(known)
         for tensor, count in zip(self._tensors, counts, strict=True):
-            square = sum(length * length for length in islice(known, count))
+            square = sum(length * length for length in islice(each, count))
             tensor.offered = (hyper.beta * tensor.scale) ** 2 * square
             tensor.corrected, tensor.elements, tensor.learned, tensor.before = 0.0, 0, False, tensor.scale
         self._landed.clear()
+        return known
 
     @contextmanager
     def completed(self, start: int, c: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from noloco_node.core import stability
 
@@ -71,32 +71,44 @@ def snapshot(
     return lengths
 
 
-def movement(theta: Tensor, phi: Tensor, hyper: OuterSettings, block: int) -> tuple[Tensor, Tensor]:
-    """max|βΔ| and ‖βΔ‖² of each `block` elements, on θ's device: how far apart replicas may be. Before the local
-    step."""
-    peaks, squares = [], []
-    # once: new memory for each piece takes a CPU twice the arithmetic
-    memory = theta.new_empty(min(_elements(theta, phi), len(theta)))
-    for t, p in _pieces(theta, phi):
-        far = torch.sub(t, _brought(p, t), out=memory[: len(t)]).square_()
-        if rest := len(far) % block:
-            far = nn.functional.pad(far, (0, block - rest))
-        rows = far.view(-1, block)
-        peaks.append(rows.amax(1))
-        squares.append(rows.sum(1))
-    return torch.cat(peaks).sqrt_().mul_(hyper.beta), torch.cat(squares).mul_(hyper.beta**2)
+class BlockMovement:
+    """max|βΔ| and ‖βΔ‖² of each `block` elements of two vectors in a phase, on θ's device: how far apart replicas may
+    be. `local_step` fills it. All its memory is there before that changes anything: a GPU may have none."""
+
+    def __init__(self, theta: Tensor, phi: Tensor, block: int) -> None:
+        self._block = block
+        blocks = -(-len(theta) // block)
+        self.peaks, self.squares = theta.new_empty(blocks), theta.new_empty(blocks)
+        # once: new memory for each piece takes a CPU twice the arithmetic
+        self._far = theta.new_empty(block * min(blocks, -(-_elements(theta, phi) // block)))
+
+    def add(self, start: int, moved: Tensor, beta: float) -> None:
+        """βΔ of the elements from `start` on, the first of a block; `moved`: Δ."""
+        first, blocks = start // self._block, -(-len(moved) // self._block)
+        far = self._far[: blocks * self._block]
+        torch.square(moved, out=far[: len(moved)])
+        far[len(moved) :] = 0
+        rows, here = far.view(blocks, self._block), slice(first, first + blocks)
+        torch.amax(rows, 1, out=self.peaks[here]).sqrt_().mul_(beta)
+        torch.sum(rows, 1, out=self.squares[here]).mul_(beta**2)
 
 
-def local_step(theta: Tensor, phi: Tensor, delta: Tensor, hyper: OuterSettings) -> None:
-    """The part of the outer step that needs no partner."""
+def local_step(
+    theta: Tensor, phi: Tensor, delta: Tensor, hyper: OuterSettings, movement: BlockMovement | None = None
+) -> None:
+    """The part of the outer step that needs no partner. `movement`: of vectors, to be filled."""
+    start = 0
     for t, p, d in _pieces(theta, phi, delta):
         slow, momentum = _brought(p, t), _brought(d, t)
         t.sub_(slow)  # Δ, in the memory of θ, which becomes φ anyway
+        if movement:
+            movement.add(start, t, hyper.beta)
         momentum.mul_(hyper.alpha).add_(t, alpha=hyper.beta)
         slow.add_(momentum)
         t.copy_(slow)
         _write_back(d, momentum)
         _write_back(p, slow)
+        start += len(t)
 
 
 def correct(  # noqa: PLR0913, PLR0917 - the replica's three tensors stay visible where they are changed

@@ -31,7 +31,7 @@ class Guard:
         self.course = Course()
 
     def boundary(self, peaks: Tensor, squares: Tensor) -> None:
-        """A phase has ended, in which the replica moved so much (core/outer.py, `movement`)."""
+        """A phase has ended, in which the replica moved so much (core/outer.py, BlockMovement)."""
         self._now += PHASE_S
         self._shares.pay_off()
         self._bounds.moved(Movement.of(peaks, squares, self._blocks))

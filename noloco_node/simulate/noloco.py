@@ -119,8 +119,9 @@ class NoLoCo(Algorithm):
         for pending in self._pending:
             pending.boundaries += 1
         if not self._pending:
-            self._swap_pairs(outer)
-            core.local_step(outer.theta, outer.phi, outer.delta, self._hyper)
+            u = self._offered(outer)
+            self._local_steps(outer)
+            self._swap_pairs(u)
         self._evaluate_each(outer.theta)
         self._apply_due(outer, 0)
 
@@ -136,14 +137,26 @@ class NoLoCo(Algorithm):
         for pending in list(self._pending):
             self._apply(outer, pending, pending.due)
 
-    def _swap_pairs(self, outer: Outer) -> None:
-        self.stats = CodecStats()
-        self._note_movements(outer)
+    def _offered(self, outer: Outer) -> Tensor:
         u = torch.empty_like(outer.theta)
         if not self._norms:
             core.snapshot(outer.theta, outer.phi, self._hyper, u)
         for norms, theta, phi, offered in zip(self._norms, outer.theta.detach(), outer.phi, u.detach(), strict=False):
             norms.offer(theta, phi, self._hyper, offered)
+        return u
+
+    def _local_steps(self, outer: Outer) -> None:
+        self._movements = []
+        for row, of_one in enumerate(zip(outer.theta.detach(), outer.phi, outer.delta, strict=True)):
+            moved = core.BlockMovement(*of_one[:2], BLOCK)
+            core.local_step(*of_one, self._hyper, moved)
+            self._movements.append(hints(moved.peaks.cpu()))
+            self._lengths[row].append(float(moved.squares.sum()) ** 0.5)
+            if row in self._guards:
+                self._guards[row].boundary(moved.peaks, moved.squares)
+
+    def _swap_pairs(self, u: Tensor) -> None:
+        self.stats = CodecStats()
         met: frozenset[frozenset[int]] = frozenset()
         u, start = u.cpu(), u.device
         for swap in range(1, self._swaps + 1):
@@ -157,14 +170,6 @@ class NoLoCo(Algorithm):
             u = u + pending.c
             pending.c = pending.c.to(start)
             self._pending.append(pending)
-
-    def _note_movements(self, outer: Outer) -> None:
-        moved = [core.movement(*row, self._hyper, BLOCK) for row in zip(outer.theta, outer.phi, strict=True)]
-        self._movements = [hints(peaks.cpu()) for peaks, _ in moved]
-        for row, (peaks, squares) in enumerate(moved):
-            self._lengths[row].append(float(squares.sum()) ** 0.5)
-            if row in self._guards:
-                self._guards[row].boundary(peaks, squares)
 
     def _swap(self, u: Tensor, i: int, j: int, pending: "_Pending") -> None:
         """Into `pending`."""

@@ -359,8 +359,8 @@ class Replica:
         self.copies.secure("moments")
 
     # ---- the boundary of a round ----
-    def snapshot(self) -> Tensor:
-        """What a partner needs, before `boundary`: SlowWeights.snapshot."""
+    def snapshot(self) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """What a partner needs, right before `boundary`: SlowWeights.snapshot."""
         self._optimizer.free_gradients()
         return self.slow.snapshot()
 

@@ -62,6 +62,8 @@ class SlowWeights:
         self._places, self._position, self._copies = places, position, copies
         self._lengths = self._length_correction() if spec.keep_norm else None
         self._host_u = gpu.Reused(len(theta), gpu.pinned if self._apart else torch.empty)
+        self._moved: outer.BlockMovement | None = None
+        """Between a snapshot, which finds all of θ finite, and the step."""
         self._owed_for = -1
         """The round of the offer that the length correction is about: a swap of the offer before may still go on."""
         self._replaced_in = -1
@@ -87,32 +89,34 @@ class SlowWeights:
             gpu.reach(gpu.record(self.theta.device))
 
     # ---- the boundary of a round ----
-    def snapshot(self) -> Tensor:
-        """u = β Δ + γ φ, fp32 where φ is, a new tensor: what a partner needs. Δ is made longer by what averaging will
-        take from it, where the run does that (core/length_correction.py). Before `step`."""
+    def snapshot(self) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """What a partner needs: u = β Δ + γ φ, fp32 where φ is, a new tensor. Δ is made longer by what averaging will
+        take from it, where the run does that (core/length_correction.py). And how far apart partners may be: the
+        largest |βΔ| and ‖βΔ‖² of each block of 256 elements, on θ's device, which `step` writes there. Right before
+        that. Raises NonFinite."""
+        self._moved, self._owed_for = None, -1
+        moved = outer.BlockMovement(self.theta, self.phi, BLOCK)
         u = torch.empty_like(self.phi) if self.phi.is_cuda else self._host_u.take()
-        self._owed_for = -1
         if self._lengths:
             for added in self._added:
                 if added.has_length:
                     added.keep_length(self._lengths)
-            self._lengths.offer(self.theta, self.phi, self.settings, u)
+            lengths = self._lengths.offer(self.theta, self.phi, self.settings, u)
         else:
-            outer.snapshot(self.theta, self.phi, self.settings, u)
-        self._require_finite(self.theta if self._apart else u)
-        self._owed_for = self._position.round + 1
-        return u
-
-    def movement(self) -> tuple[Tensor, Tensor]:
-        """The largest |βΔ| and ‖βΔ‖² of each block of 256 elements, on θ's device: how far apart partners may be.
-        Before `step`."""
-        return outer.movement(self.theta, self.phi, self.settings, BLOCK)
+            lengths = torch.stack(outer.snapshot(self.theta, self.phi, self.settings, u)).tolist()
+        if not all(map(math.isfinite, lengths)):  # of θ − φ: so are all of θ and φ
+            self._require_finite(self.theta)
+            raise NonFinite("the weights moved too far in a phase, or hold NaN or Inf")
+        self._moved, self._owed_for = moved, self._position.round + 1
+        return u, (moved.peaks, moved.squares)
 
     def step(self) -> None:
         """The local outer step: afterwards θ = φ. Raises NonFinite, and then nothing has changed."""
-        self._require_finite(self.theta)
+        moved, self._moved = self._moved, None
+        if moved is None:
+            self._require_finite(self.theta)
         self.secure()
-        outer.local_step(self.theta, self.phi, self.delta, self.settings)
+        outer.local_step(self.theta, self.phi, self.delta, self.settings, moved)
 
     def stayed(self) -> None:
         """A round has ended without that step: its phase was thrown away."""

@@ -582,7 +582,7 @@ class TrainingThread:
         """None where the GPU has no memory for it."""
         for _ in range(2):
             try:
-                return replica.snapshot(), replica.slow.movement()
+                return replica.snapshot()
             except torch.OutOfMemoryError:
                 replica.make_room()
         return None

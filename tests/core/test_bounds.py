@@ -34,8 +34,10 @@ def test_the_movement_of_each_fragment_comes_from_its_blocks() -> None:
     hyper = outer.OuterSettings(0.1, 0.5, 1.0)
     phi = torch.zeros(sum(SIZES) - 7)
     theta = torch.randn(len(phi))
-    moved = Movement.of(*outer.movement(theta, phi, hyper, BLOCK), 4)
     parts = torch.split(0.5 * theta, 4 * BLOCK)
+    blocks = outer.BlockMovement(theta, phi, BLOCK)
+    outer.local_step(theta.clone(), phi, phi.clone(), hyper, blocks)
+    moved = Movement.of(blocks.peaks, blocks.squares, 4)
     assert moved.lengths == pytest.approx([float(part.norm()) for part in parts])
     assert moved.peaks == pytest.approx([float(part.abs().max()) for part in parts])
 

@@ -198,14 +198,16 @@ def test_nothing_is_copied_but_the_correction_of_a_fragment():
     size = 1 << 20
     hyper = OuterSettings(0.5, 0.7, 0.7)
     theta, phi, delta, u, c = (torch.ones(size) for _ in range(5))
+    moved = outer.BlockMovement(theta, phi, 256)
 
     def everything():
         outer.snapshot(theta, phi, hyper, u)
-        outer.local_step(theta, phi, delta, hyper)
+        outer.local_step(theta, phi, delta, hyper, moved)
         outer.correct(theta, phi, delta, c, hyper, 1)
 
     assert allocated(everything) < 4 * size // 16
     assert 4 * size <= allocated(lambda: outer.correction(u, c)) < 4 * size * 1.1
+    assert allocated(lambda: outer.BlockMovement(theta, phi, 256)) < 4 * size // 12
 
 
 def allocated(function):
@@ -252,8 +254,7 @@ def test_a_gpu_gets_few_and_large_operations():
         theta, phi, delta, u = (torch.zeros(4 * outer.PIECE, device="cuda") for _ in range(4))
         before = sum(gpu.stream.clock.values())
         outer.snapshot(theta, phi, hyper, u)
-        outer.movement(theta, phi, hyper, 256)
-        outer.local_step(theta, phi, delta, hyper)
+        outer.local_step(theta, phi, delta, hyper, outer.BlockMovement(theta, phi, 256))
         assert sum(gpu.stream.clock.values()) - before < 24, "as many as for one piece"
         assert not gpu.races
 

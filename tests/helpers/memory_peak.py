@@ -32,7 +32,7 @@ def main(hidden: int, layers: int, moments: str, folder: str | None = None) -> N
     if folder:
         replica.spill_folder, memory.free_bytes = lambda: Path(folder), lambda: 0
     replica.step()
-    offer = replica.snapshot(), replica.slow.movement()
+    offer = replica.snapshot()
     replica.boundary()
     written = replica.state()
     replica.step()

@@ -77,7 +77,7 @@ def exchange(
     one: Replica, other: Replica, codecs: tuple[Codec, Codec], fragment: int = FRAGMENT
 ) -> list[tuple[Tensor, Tensor]]:
     """A boundary of both, and a whole swap right after it, fragment by fragment. Returns the corrections."""
-    us = one.snapshot(), other.snapshot()
+    us = one.snapshot()[0], other.snapshot()[0]
     one.boundary()
     other.boundary()
     corrections = []

@@ -125,7 +125,7 @@ class StageSwarm:
             await asyncio.sleep(0 if not member.service.letters.empty() else 0.0005)
 
     def _boundary(self, member: Member) -> None:
-        u = member.replica.snapshot()
+        u, _ = member.replica.snapshot()
         member.replica.boundary()
         member.offer = (u, member.replica.round)
         if member.hostile:

@@ -72,7 +72,7 @@ def on_a_full_card(shortage: Shortage) -> Replica:
     for owner, names in (
         (gradients, ("begin", "finish", "step")),
         (replica, ("evaluate", "snapshot", "losses", "losses_without")),
-        (replica.slow, ("movement", "apply", "take_back")),
+        (replica.slow, ("apply", "take_back")),
     ):
         for name in names:
             setattr(owner, name, wrapped(getattr(owner, name)))

@@ -92,7 +92,6 @@ def test_a_replica_s_whole_life(gpu: PretendedGpu, replica: Callable[..., Replic
     train(it, 2 * STEPS)
     assert it.micro_batch == EXAMPLES, "found by trying"
     it.snapshot()
-    it.slow.movement()
     it.boundary()
     c = torch.full((5000,), 1e-4, device=it.theta.device)
     it.slow.apply(7, c, it.round)
@@ -249,7 +248,7 @@ def test_a_boundary_waits_a_few_times(gpu: PretendedGpu, replica: Callable[..., 
     for _ in range(AT_FIRST + 1):
         it.step(), it.step()
         with gpu.watching() as seen:
-            offered = it.snapshot(), it.slow.movement()
+            offered = it.snapshot()
             it.boundary()
         del offered
     assert len(seen.waits) <= 4, lines(seen)

@@ -68,7 +68,7 @@ def record(rng: random.Random) -> Iterator[Received]:
 
 def boundary(inner: Replica) -> Tensor:
     """As the training thread does it."""
-    u = inner.snapshot()
+    u, _ = inner.snapshot()
     inner.boundary()
     return u
 

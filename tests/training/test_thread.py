@@ -344,7 +344,7 @@ def test_an_offer_keeps_its_vector_while_training_goes_on() -> None:
     alone = small_replica()
     for _ in range(3):
         alone.step()
-    u = alone.snapshot()
+    u, _ = alone.snapshot()
     with begun() as watched:
         offer = watched.offer()
         watched.until(Finished)
@@ -850,7 +850,7 @@ def test_its_patience_follows_the_longest_step() -> None:
 
 def test_a_boundary_without_an_offer_measures_nothing_for_one() -> None:
     replica = small_replica()
-    replica.slow.movement = replica.snapshot = None  # type: ignore[assignment, method-assign]
+    replica.snapshot = None  # type: ignore[assignment, method-assign]
     with running(lambda: replica, rounds=1) as watched:
         swapping(watched, True)
         watched.thread.begin()

@@ -187,7 +187,7 @@ class Member:
 
 
 def _movement(moved: Tensor, parameters: int) -> tuple[Tensor, Tensor]:
-    """Of each block, as `outer.movement` gives it."""
+    """Of each block, as `outer.BlockMovement` has it."""
     blocks = moved.view(-1, BLOCK)
     count = -(-parameters // BLOCK)
     times = -(-count // len(blocks))

@@ -88,7 +88,7 @@ def what_the_replica_adds_is_what_the_loop_goes_on_with(place: Place) -> None:
             for _ in range(STEPS):
                 step()
             before = mine.weights()
-            u = replica.snapshot()
+            u, _ = replica.snapshot()
             replica.boundary()
             c = torch.full_like(u, 1e-3).to(replica.theta.device)
             replica.slow.apply(0, c, replica.round)

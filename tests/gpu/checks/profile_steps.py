@@ -77,7 +77,6 @@ def where_the_time_of_a_round_goes(place: Place) -> Seen:
 
     def round_() -> None:
         inner.snapshot()
-        inner.slow.movement()
         inner.boundary()
         for start in range(0, inner.parameters, fragment):
             inner.slow.apply(start, c[: inner.parameters - start], inner.round)
@@ -101,11 +100,10 @@ def _works(place: Place, inner: Replica) -> Iterator[tuple[str, Callable[[], obj
     yield "step", inner.step
     made: list[Any] = []
     yield "snapshot", lambda: made.append(inner.snapshot())
-    yield "movement", lambda: made.append(inner.slow.movement())
     yield "boundary", inner.boundary
     posted: list[Command] = []
     threads = [CodecThread(codec("lattice:3"), posted.append, FRAGMENT_ELEMENTS) for _ in range(2)]
-    u, moved = made
+    ((u, moved),) = made
     offers = [Offer(thread, inner.round, u.clone(), moved, place.device) for thread in threads]
 
     def swapped() -> None:

@@ -118,8 +118,7 @@ def a_boundary_is_that_of_a_cpu(place: Place) -> None:
     other.load(one.state())
     c = torch.randn(one.parameters, generator=torch.Generator().manual_seed(1)) * 1e-4
     for round_ in range(2):
-        us = [inner.snapshot() for inner in (one, other)]
-        moved = [inner.slow.movement() for inner in (one, other)]
+        us, moved = zip(*(inner.snapshot() for inner in (one, other)), strict=True)
         for inner in (one, other):
             inner.boundary()
         assert float((us[0].cpu() - us[1]).norm()) <= 1e-6 * float(us[1].norm()), "u"
@@ -178,7 +177,6 @@ def slow_weights_on_the_host_give_the_same(place: Place) -> Seen:
             for inner in (one, other):
                 inner.step()
                 inner.snapshot()
-                inner.slow.movement()
                 inner.boundary()
                 _apply(inner, c, inner.round)
             require_close_vectors("on the host", vectors(other), vectors(one), 1e-6)

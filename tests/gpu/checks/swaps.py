@@ -284,13 +284,11 @@ class _Alone:
 
     def offer(self) -> Offer:
         inner = self.replica
-        u = inner.snapshot()
-        self._place.synchronize()
-        moved = inner.slow.movement()
+        offered = inner.snapshot()
         self._place.synchronize()
         inner.boundary()
         self._place.synchronize()
-        made = Offer(self._codec_thread, inner.round, u, moved, inner.theta.device)
+        made = Offer(self._codec_thread, inner.round, *offered, inner.theta.device)
         self._place.synchronize()
         return made
 
