@@ -1,4 +1,5 @@
-"""When a node's checkpoints are written: every EVERY_ROUNDS or EVERY_S, when its work is done, and before it leaves.
+"""When a node's checkpoints are written: every EVERY_ROUNDS or EVERY_S, as far as the disk is not written to faster
+than MOST_BYTES_PER_S, when its work is done, and before it leaves.
 
 One at a time, since each removes unfinished ones, and in the background. The training thread takes its state between
 two inner steps, perhaps after an evaluation. There is no timeout, except when the node leaves: then the wait for that
@@ -16,6 +17,8 @@ from noloco_node.errors import NolocoError
 
 EVERY_ROUNDS, EVERY_S = 10, 600.0
 """Whichever comes first. A kill costs this node the work since then at most; the swarm loses nothing."""
+MOST_BYTES_PER_S, MOST_APART_S = 20e6, 3600.0
+"""A flash disk bears some hundred TB. 125 M parameters with rounds of 8 s would be 2.7 TB a day."""
 LEAST_S = 20.0
 """Shortest timeout when the node leaves, however short its steps are. It is long because a thread that is not stuck
 answers long before."""
@@ -40,18 +43,21 @@ class CheckpointSchedule(Generic[S]):
     """Calls `keep` with a state, in a thread, and `failed` with the reason where no checkpoint came of it, or where
     there was no state to keep."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917
         self,
         source: StateSource[S],
         keep: Callable[[S], None],
         failed: Callable[[NolocoError], None],
         round: int,
         now: float,
+        size: int,
     ) -> None:
+        """`size`: bytes of a checkpoint."""
         self._source = source
         self._keep = keep
         self._failed = failed
         self._round, self._at = round, now
+        self._apart_s = min(MOST_APART_S, size / MOST_BYTES_PER_S)
         self._step: int | None = None
         self._task: asyncio.Task[None] | None = None
         self._asked: Future[S] | None = None
@@ -61,7 +67,7 @@ class CheckpointSchedule(Generic[S]):
         """Start writing one if it is due: not the same again, of a node that waits for data or for memory."""
         in_rounds = round // EVERY_ROUNDS > self._round // EVERY_ROUNDS
         in_time = now >= self._at + EVERY_S and step != self._step
-        if self._under_way or not (in_rounds or in_time):
+        if self._under_way or now < self._at + self._apart_s or not (in_rounds or in_time):
             return
         self._round, self._step, self._at = round, step, now
         self._begin()

@@ -296,7 +296,7 @@ class TrainingNode(BaseNode):
                 raise find_run.nobody(run, f"stage {at} of {run.label}" if at else run.label, lost=self._lost_weights)
         self._begin_rounds(rules, ready)
         self._state_service.begin(terms, thread, 8 * ready.parameters, rules.refuses)
-        self._schedule = self._new_schedule(thread, keeper, ready.layout)
+        self._schedule = self._new_schedule(thread, keeper, ready)
         run = rules.run  # it may have been amended meanwhile
         if self._config.rounds is not None:
             self._own_end = self._stats.round + self._config.rounds
@@ -482,14 +482,14 @@ class TrainingNode(BaseNode):
 
     # ---- checkpoints ----
     def _new_schedule(
-        self, thread: TrainingThread, keeper: CheckpointKeeper, layout: bytes
+        self, thread: TrainingThread, keeper: CheckpointKeeper, ready: Ready
     ) -> CheckpointSchedule[State]:
         def failed(why: NolocoError) -> None:
             self._last_error = str(why)
             keeper.not_saved(self._stats.round, why)
 
-        keep = partial(keeper.save, layout=layout)
-        return CheckpointSchedule(thread, keep, failed, self._stats.round, time.monotonic())
+        keep, bytes_ = partial(keeper.save, layout=ready.layout), keeper.view(ready.parameters).bytes
+        return CheckpointSchedule(thread, keep, failed, self._stats.round, time.monotonic(), bytes_)
 
     async def _save_when_due(self) -> None:
         if self._schedule and self._life.state in AT_WORK:

@@ -8,7 +8,13 @@ from concurrent.futures import Future
 import pytest
 
 from noloco_node.checkpoints import schedule
-from noloco_node.checkpoints.schedule import EVERY_ROUNDS, EVERY_S, CheckpointSchedule
+from noloco_node.checkpoints.schedule import (
+    EVERY_ROUNDS,
+    EVERY_S,
+    MOST_APART_S,
+    MOST_BYTES_PER_S,
+    CheckpointSchedule,
+)
 from noloco_node.errors import DiskFull, NolocoError
 
 DEADLINE_S = 60.0
@@ -17,7 +23,7 @@ DEADLINE_S = 60.0
 class Desk:
     """Both ends of a CheckpointSchedule."""
 
-    def __init__(self, patience_s: float = 0.0) -> None:
+    def __init__(self, patience_s: float = 0.0, size: int = 0) -> None:
         self.patience_s = patience_s
         self.asked: list[Future[int]] = []
         self.takes_it_at_once = False
@@ -28,7 +34,7 @@ class Desk:
         self.fault: NolocoError | None = None
         self.at_once = 0
         self.saving = CheckpointSchedule(
-            self, self.keep, lambda why: self.failures.append(str(why)), round=7, now=100.0
+            self, self.keep, lambda why: self.failures.append(str(why)), round=7, now=100.0, size=size
         )
 
     def state(self) -> "Future[int]":
@@ -60,28 +66,43 @@ async def until(found: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
+async def saves(desk: Desk, round: int, now: float) -> bool:
+    """Whether it writes one then, to the end."""
+    before = len(desk.asked)
+    desk.saving.save_if_due(round, 10 * round, now)
+    await asyncio.sleep(0)
+    if len(desk.asked) == before:
+        return False
+    desk.asked[-1].set_result(round)
+    await until(lambda: desk.kept[-1:] == [round] and not desk.saving._under_way)
+    return True
+
+
 def test_every_so_many_rounds_or_minutes_whichever_is_first() -> None:
     async def life() -> None:
         desk = Desk()
-
-        async def saves(round: int, now: float, step: int = 0) -> bool:
-            before = len(desk.asked)
-            desk.saving.save_if_due(round, step or 10 * round, now)
-            await asyncio.sleep(0)
-            if len(desk.asked) == before:
-                return False
-            desk.asked[-1].set_result(round)
-            await until(lambda: desk.kept[-1:] == [round] and not desk.saving._under_way)
-            return True
-
-        assert not await saves(9, 100.0)
-        assert await saves(10, 101.0)
-        assert not await saves(9 + EVERY_ROUNDS, 100.0 + EVERY_S)
-        assert await saves(9 + EVERY_ROUNDS, 101.0 + EVERY_S)
-        assert not await saves(9 + EVERY_ROUNDS, 101.0 + 2 * EVERY_S), "it waits for data or memory: nothing is new"
-        assert await saves(11 + EVERY_ROUNDS, 102.0 + 2 * EVERY_S), "a node may miss the very round"
+        assert not await saves(desk, 9, 100.0)
+        assert await saves(desk, 10, 101.0)
+        assert not await saves(desk, 9 + EVERY_ROUNDS, 100.0 + EVERY_S)
+        assert await saves(desk, 9 + EVERY_ROUNDS, 101.0 + EVERY_S)
+        assert not await saves(desk, 9 + EVERY_ROUNDS, 101.0 + 2 * EVERY_S), (
+            "it waits for data or memory: nothing is new"
+        )
+        assert await saves(desk, 11 + EVERY_ROUNDS, 102.0 + 2 * EVERY_S), "a node may miss the very round"
 
     lived(life)
+
+
+def test_the_disk_is_not_written_to_faster_than_it_bears() -> None:
+    """Rounds of a second."""
+
+    async def life(size: float, rounds: int, written: list[int]) -> None:
+        desk = Desk(size=int(size))
+        assert [round for round in range(8, rounds) if await saves(desk, round, 93.0 + round)] == written
+
+    lived(lambda: life(0, 41, [10, 20, 30, 40]))
+    lived(lambda: life(15 * MOST_BYTES_PER_S, 60, [22, 37, 52]))
+    lived(lambda: life(1e15, 3700, [7 + int(MOST_APART_S)]))
 
 
 def test_a_save_waits_for_a_step_of_any_length_and_is_the_only_one_meanwhile() -> None:
