@@ -399,10 +399,10 @@ class Replica:
 
     def losses(self, *, own: bool = True) -> Losses:
         """At the present θ."""
-        held_out = self._gradients.evaluate(tries=True)
-        if own and self._own_examples:
-            return Losses(held_out, self._gradients.loss(self._own_examples))
-        return Losses(held_out)
+        if not own or self._own_examples is None:
+            return Losses(self._gradients.evaluate(tries=True))
+        with self._gradients.evaluating():  # to copy the weights to bf16 takes a CPU as long as a short example
+            return Losses(self._gradients.evaluate(tries=True), self._gradients.loss(self._own_examples))
 
     def losses_without(self, partner: float = 0.0, *, own: bool = True) -> Losses:
         """At θ without the last swap, or with `partner` = 1 at what the partner sent (slow_weights.py)."""

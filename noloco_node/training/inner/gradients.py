@@ -283,14 +283,16 @@ class Gradients:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The model without gradients, and without dropout."""
+        """The model without gradients, and without dropout. What is evaluated within one such context shares the
+        copies of the weights in bf16."""
         self._optimizer.free_gradients()
+        was_training = self._module.training
         self._module.eval()
         try:
             with torch.no_grad(), self._precision():
                 yield
         finally:
-            self._module.train()
+            self._module.train(was_training)
 
     def _settle(self, batch: Batch) -> None:
         """Before the first step: how many examples go at once, and what they take. Then the model is compiled."""
