@@ -15,7 +15,6 @@ from noloco_node.errors import NonFinite, PeerMisbehaved
 
 ID = bytes(16)
 NAMES = ["fp32", "bf16"]
-SIZES = [0, 1, 255, 256, 257]
 BYTES = {"fp32": 4, "bf16": 2}
 
 weights = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)
@@ -35,20 +34,11 @@ def bits(x: Tensor) -> Tensor:
     return (x + 0.0).view(torch.int32)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", NAMES)
-def test_corrections_are_opposite_to_the_bit(name: str, size: int) -> None:
-    torch.manual_seed(size)
-    a, b = torch.randn(size), torch.randn(size)
-    c_a, c_b = talk(name, a, b)
-    assert c_a.dtype == torch.float32 and c_a.shape == (size,)
-    assert torch.equal(bits(c_a), bits(-c_b))
-
-
 @pytest.mark.parametrize("name", NAMES)
 @given(pairs=st.lists(st.tuples(weights, weights), max_size=300))
 def test_corrections_are_opposite_for_any_two_vectors(name: str, pairs: list[tuple[float, float]]) -> None:
     c_a, c_b = talk(name, *vectors(pairs))
+    assert c_a.dtype == torch.float32 and c_a.shape == (len(pairs),)
     assert torch.equal(bits(c_a), bits(-c_b))
 
 
@@ -68,7 +58,7 @@ def test_close_to_the_true_difference_at_every_scale(name: str, scale: float) ->
     assert ((talk(name, a, b)[0].double() - wanted).abs() <= allowed).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "int8", "lattice:4"])
 def test_the_snapshot_is_left_as_it_was(name: str) -> None:
     a, b = torch.randn(257), torch.randn(257)
     before = a.clone()
@@ -100,19 +90,8 @@ def test_what_is_not_finite_is_refused(name: str, poison: float) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(payload=st.binary(max_size=80))
-def test_random_bytes_are_a_finite_correction_or_misbehaviour(name: str, payload: bytes) -> None:
-    try:
-        received = opened(name, 16).receive(payload)
-    except PeerMisbehaved as fault:
-        assert fault.reason in {"bad_length", "nonfinite"}
-    else:
-        assert received.correction is not None and received.correction.isfinite().all()
-
-
-@pytest.mark.parametrize("name", NAMES)
 @given(payload=st.binary(min_size=64, max_size=64))
-def test_random_bytes_of_the_right_length(name: str, payload: bytes) -> None:
+def test_random_bytes_are_a_finite_correction_or_misbehaviour(name: str, payload: bytes) -> None:
     try:
         received = opened(name, 64 // BYTES[name]).receive(payload)
     except PeerMisbehaved as fault:
