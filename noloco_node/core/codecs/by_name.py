@@ -3,16 +3,30 @@
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
-from noloco_node.core.codecs.cast import Cast
-from noloco_node.core.codecs.codec import BLOCK, Codec, carry
-from noloco_node.core.codecs.int8 import Int8
+from noloco_node.core.codecs.cast import CastConversation
+from noloco_node.core.codecs.codec import BLOCK, Codec, Conversation, carry
+from noloco_node.core.codecs.int8 import Int8Conversation
 
-PLAIN: dict[str, Callable[[], Codec]] = {
-    "bf16": lambda: Cast("bf16", torch.bfloat16),
-    "fp32": lambda: Cast("fp32", torch.float32),
-    "int8": Int8,
+PLAIN: dict[str, Callable[[Tensor], Conversation]] = {
+    "bf16": lambda u: CastConversation(u.bfloat16()),
+    "fp32": CastConversation,
+    "int8": Int8Conversation,
 }
+
+
+class _Plain:
+    """Learns nothing, so its conversations know one fragment alone."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def converse(self, u: Tensor, index: int, exchange_id: bytes, moved: Tensor | None = None) -> Conversation:
+        return PLAIN[self.name](u)
+
+    def forget(self) -> None:
+        pass
 
 
 def codec(name: str) -> Codec:
@@ -24,7 +38,7 @@ def codec(name: str) -> Codec:
         return Lattice.parse(bits)
     if name not in PLAIN:
         raise ValueError(f"no codec is called {name!r}: there are lattice, {', '.join(PLAIN)}")
-    return PLAIN[name]()
+    return _Plain(name)
 
 
 def rehearse(name: str, device: torch.device) -> None:

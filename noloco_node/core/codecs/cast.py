@@ -9,22 +9,11 @@ from noloco_node.core.codecs.codec import CodecStats, Payload, Received, check_l
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 
-class Cast:
-    def __init__(self, name: str, dtype: torch.dtype) -> None:
-        self.name = name
-        self._dtype = dtype
-
-    def converse(self, u: Tensor, index: int, exchange_id: bytes, moved: Tensor | None = None) -> "CastConversation":
-        return CastConversation(u.to(self._dtype))
-
-    def forget(self) -> None:
-        """Nothing is ever learned."""
-
-
 class CastConversation:
     def __init__(self, mine: Tensor) -> None:
+        """`mine`: in that dtype. In fp32 it shares the snapshot's memory."""
         self.stats = CodecStats()
-        self._mine = mine  # coded; fp32 shares the snapshot's memory
+        self._mine = mine
 
     def open(self) -> bytes:
         if not self._mine.isfinite().all():

@@ -19,16 +19,6 @@ LOWEST, HIGHEST = -107, 120
 """Of e: 127 · 2^120 still leaves room for a difference of two such numbers."""
 
 
-class Int8:
-    name = "int8"
-
-    def converse(self, u: Tensor, index: int, exchange_id: bytes, moved: Tensor | None = None) -> "Int8Conversation":
-        return Int8Conversation(u)
-
-    def forget(self) -> None:
-        """Nothing is ever learned."""
-
-
 class Int8Conversation:
     def __init__(self, u: Tensor) -> None:
         self.stats = CodecStats()

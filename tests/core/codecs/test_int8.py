@@ -8,16 +8,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from noloco_node.core.codecs.codec import BLOCK
-from noloco_node.core.codecs.int8 import HIGHEST, LOWEST, Int8, Int8Conversation
+from noloco_node.core.codecs.int8 import HIGHEST, LOWEST, Int8Conversation
 from noloco_node.errors import NonFinite, PeerMisbehaved
-
-ID = bytes(16)
 
 weights = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)
 
 
 def opened(u: Tensor) -> tuple[Int8Conversation, bytes]:
-    conversation = Int8().converse(u, 0, ID)
+    conversation = Int8Conversation(u)
     return conversation, conversation.open()
 
 
