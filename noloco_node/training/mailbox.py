@@ -7,7 +7,7 @@ when the thread ends before it reads the command.
 import math
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ from torch import Tensor
 
 from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, Sampled
 from noloco_node.core.codecs.codec import Packed
-from noloco_node.core.state import State
-from noloco_node.core.verdict import Trial, Verdict
+from noloco_node.core.verdict import Verdict
 from noloco_node.errors import NolocoError
 from noloco_node.training.time_accounts import Spent
 
 if TYPE_CHECKING:
     from noloco_node.training.offer import Offer
+    from noloco_node.training.replica import Replica
 
 T = TypeVar("T")
 
@@ -60,23 +60,24 @@ class Signal(Enum):
 
 @dataclass(frozen=True)
 class Question(Generic[T]):
-    answer: "Future[T]" = field(default_factory=Future, kw_only=True)
+    """What is to be found out, or done, between two inner steps."""
 
-    def settle(self, find: Callable[[], T]) -> None:
-        """Answers with the result, or with what is raised: that belongs to the sender."""
+    find: "Callable[[Replica], T | Future[T]]"
+    answer: "Future[T]" = field(default_factory=Future)
+
+    def settle(self, replica: "Replica") -> None:
+        """Answers with what is found, or raised: that belongs to the sender. Where it is a future, the answer is
+        `running` until that one is done."""
         if self.answer.set_running_or_notify_cancel():
             try:
-                self.answer.set_result(find())
+                found = self.find(replica)
             except Exception as error:  # noqa: BLE001
                 self.answer.set_exception(error)
-
-    def settle_later(self, begin: Callable[[], "Future[T]"]) -> None:
-        """Answers as that future will, or with what is raised. From now on the answer is `running`."""
-        if self.answer.set_running_or_notify_cancel():
-            try:
-                begin().add_done_callback(self._hand_on)
-            except Exception as error:  # noqa: BLE001
-                self.answer.set_exception(error)
+                return
+            if isinstance(found, Future):
+                found.add_done_callback(self._hand_on)
+            else:
+                self.answer.set_result(found)
 
     def _hand_on(self, done: "Future[T]") -> None:
         if error := done.exception():
@@ -99,39 +100,6 @@ class Begin:
 class Amend:
     rounds: int
     ended: bool
-
-
-@dataclass(frozen=True)
-class Adopt(Question[None]):
-    round: int
-    state: bytes | memoryview
-
-
-@dataclass(frozen=True)
-class TryState(Question[Trial]):
-    state: bytes | memoryview
-
-
-@dataclass(frozen=True)
-class GetSample(Question[tuple[int, bytes]]):
-    """The round, and some blocks of the slow weights."""
-
-    blocks: Sequence[int]
-
-
-@dataclass(frozen=True)
-class GetState(Question[State]):
-    pass
-
-
-@dataclass(frozen=True)
-class GetLiveState(Question[tuple[int, memoryview]]):
-    pass
-
-
-@dataclass(frozen=True)
-class GetProgress(Question[tuple[Progress, Spent]]):
-    pass
 
 
 @dataclass(frozen=True)

@@ -161,29 +161,29 @@ class TrainingThread:
     def adopt(self, round: int, state: bytes | memoryview) -> "Future[None]":
         """Take a peer's slow weights and outer momentum: before `begin`, or in a pause, with no offer open and no swap
         under way. A phase that had begun is given up."""
-        return self._ask(mailbox.Adopt(round, state))
+        return self._ask(lambda replica: self._adopt(replica, round, state))
 
     def try_state(self, state: bytes | memoryview) -> "Future[Trial]":
         """What a peer's state is worth here; when `adopt` may be called, and nothing changes."""
-        return self._ask(mailbox.TryState(state))
+        return self._ask(lambda replica: self._trying(replica, state))
 
     def sample(self, blocks: Sequence[int]) -> "Future[tuple[int, bytes]]":
         """The round, and some blocks of the slow weights, between two inner steps."""
-        return self._ask(mailbox.GetSample(blocks))
+        return self._ask(lambda replica: (replica.round, replica.sample(blocks)))
 
     def live_state(self) -> "Future[tuple[int, memoryview]]":
         """The round, and slow weights and outer momentum as they are between two inner steps. Nobody changes the copy.
         Fails where there is no memory for it."""
-        return self._ask(mailbox.GetLiveState())
+        return self._ask(lambda replica: self._copying(replica.copy_slow))
 
     def state(self) -> "Future[State]":
         """Everything that a resumed run needs, as it is between two inner steps: when the future is `running`, that
         moment is over. Training goes on while it is copied."""
-        return self._ask(mailbox.GetState())
+        return self._ask(lambda replica: self._copying(replica.copy_state))
 
     def so_far(self) -> "Future[tuple[Progress, Spent]]":
         """Progress, and where the time went."""
-        return self._ask(mailbox.GetProgress())
+        return self._ask(lambda replica: (self._progress(replica), self._times.so_far()))
 
     def swapping(self, under_way: bool) -> None:
         """While a swap is under way, a boundary takes no snapshot. Like `round_over`, it is read after the corrections
@@ -212,7 +212,9 @@ class TrainingThread:
             self._thread.join(within_s)
         self._codec_thread.close()
 
-    def _ask(self, question: mailbox.Question[T]) -> "Future[T]":
+    def _ask(self, find: "Callable[[Replica], T | Future[T]]") -> "Future[T]":
+        """`find` is called on the training thread."""
+        question = mailbox.Question(find)
         self._mailbox.post(question)
         return question.answer
 
@@ -222,7 +224,7 @@ class TrainingThread:
         return min(self._budget, self._own_end, self._ended_at)
 
     # ---- on the training thread: its mailbox ----
-    def _do(self, command: mailbox.Command, replica: Replica) -> None:  # noqa: PLR0912 - one for each kind
+    def _do(self, command: mailbox.Command, replica: Replica) -> None:
         match command:
             case mailbox.Begin(own_rounds):
                 if own_rounds is not None:
@@ -233,20 +235,8 @@ class TrainingThread:
                 self._budget = replica.position.budget = rounds
             case mailbox.Correct():
                 self._correct(replica, command)
-            case mailbox.Adopt(round_, state):
-                command.settle(lambda: self._adopt(replica, round_, state))
-            case mailbox.TryState(state):
-                command.settle(lambda: self._trying(replica, state))
-            case mailbox.GetSample(blocks):
-                command.settle(lambda: (replica.round, replica.sample(blocks)))
-            case mailbox.GetState():
-                with self._times.on("checkpoint"):
-                    command.settle_later(replica.copy_state)
-            case mailbox.GetLiveState():
-                with self._times.on("checkpoint"):
-                    command.settle_later(replica.copy_slow)
-            case mailbox.GetProgress():
-                command.settle(lambda: (self._progress(replica), self._times.so_far()))
+            case mailbox.Question():
+                command.settle(replica)
             case mailbox.Swapping(under_way):
                 self._swapping = under_way
                 if self._unjudged is not None:  # there was no memory: the next partner is not blamed for it
@@ -374,6 +364,10 @@ class TrainingThread:
                 return replica.try_state(state)
         except torch.OutOfMemoryError:
             raise ShortOfMemory("the GPU has no memory to try a peer's state") from None
+
+    def _copying(self, begin: "Callable[[], Future[T]]") -> "Future[T]":
+        with self._times.on("checkpoint"):
+            return begin()
 
     def _progress(self, replica: Replica) -> Progress:
         phase, left_s, tokens_per_s = self._phase, None, None
