@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noloco_node.core.device import choose_device, multiplies_bf16
+from noloco_node.core.device import choose_device
 from noloco_node.data.corpus import Corpus, standard_library
 from noloco_node.data.stream import spread
 from noloco_node.simulate.baselines import Algorithm, Outer
@@ -25,7 +25,6 @@ from noloco_node.simulate.stages import PerStage, Routes
 from noloco_node.training.language import EVAL_TOKENS
 from noloco_node.training.model import build
 
-PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 Progress = Callable[[int, float], None]
 """Called with the steps that this algorithm has done, and its last mean training loss."""
 
@@ -40,23 +39,19 @@ class Workload:
     corpus: Corpus
     held_out: Tensor
     """(sequences, length + 1)."""
-    device: torch.device
-    dtype: torch.dtype
-    """Of matrix products."""
 
 
 def workload(settings: Settings) -> Workload:
     corpus = standard_library()
     windows = spread(corpus.held_out, settings.data.sequence_length, settings.held_out_sequences)
     device = choose_device(settings.device)
-    dtype = _dtype(settings.precision, device)
     module: Any = build(settings.model, corpus.tokenizer.vocabulary, settings.seed, settings.data.sequence_length)
-    return Workload(settings, module.to(device), corpus, windows.to(device), device, dtype)
+    return Workload(settings, module.to(device), corpus, windows.to(device))
 
 
 def run(work: Workload, choice: Choice, progress: Progress) -> Curve:
     settings, started = work.settings, time.perf_counter()
-    replicas = ReplicaBatch(work.module, settings, work.dtype)
+    replicas = ReplicaBatch(work.module, settings)
     few = work.held_out[: max(1, EVAL_TOKENS // settings.data.sequence_length)]  # as many as a node evaluates on
 
     def evaluate(theta: Tensor) -> float:
@@ -72,7 +67,7 @@ def run(work: Workload, choice: Choice, progress: Progress) -> Curve:
     _measure(curve, 0, work, replicas, rule)
     since = 0  # steps since the last boundary
     for step in range(settings.steps):
-        losses = replicas.backward(readers.next(settings.batch).to(work.device), routes.next())
+        losses = replicas.backward(readers.next(settings.batch).to(replicas.theta.device), routes.next())
         rule.gradients(replicas.gradients)
         replicas.step((step + 1) / settings.steps)
         since += 1
@@ -105,9 +100,3 @@ def _measure(curve: Curve, step: int, work: Workload, replicas: ReplicaBatch, ru
     curve.resent_block_fraction.append(rule.stats.missed_share)
     curve.relative_error.append(rule.stats.relative_error)
     curve.bytes_sent_per_param.append(rule.sent)
-
-
-def _dtype(precision: str, device: torch.device) -> torch.dtype:
-    if precision == "auto":
-        precision = "bf16" if multiplies_bf16(device) else "fp32"
-    return PRECISIONS[precision]

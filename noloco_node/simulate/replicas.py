@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from noloco_node.core.codecs.activations import activation_codec
+from noloco_node.core.device import multiplies_bf16
 from noloco_node.simulate.settings import Settings
 from noloco_node.simulate.stages import Cut, Route
 from noloco_node.training.inner.optimizer import Optimizer
@@ -36,8 +37,7 @@ class _Place:
 
 
 class ReplicaBatch:
-    def __init__(self, module: nn.Module, settings: Settings, dtype: torch.dtype) -> None:
-        """`dtype`: of matrix products."""
+    def __init__(self, module: nn.Module, settings: Settings) -> None:
         self._spec = settings.inner
         self._stages = stages = settings.stages
         cut = Cut(module, stages)
@@ -57,7 +57,8 @@ class ReplicaBatch:
         hidden: int = module.config.get_text_config().hidden_size  # type: ignore[union-attr, operator]
         self.bytes_per_token = 2.0 * codec.encoded_bytes((1, hidden)) if stages > 1 else 0.0
         """Over one boundary, both ways."""
-        self._dtype = dtype
+        auto = settings.precision == "auto" and multiplies_bf16(self.theta.device)
+        self._in_bf16 = auto or settings.precision == "bf16"
         self._loss = torch.compile(next_token_loss) if settings.compiled else next_token_loss
 
     def layout(self, stage: int) -> dict[str, torch.Size]:
@@ -121,5 +122,5 @@ class ReplicaBatch:
         return Optimizer(own, self._spec.model_copy(update={"clip": self._spec.clip * math.sqrt(share)}))
 
     def _precision(self) -> torch.autocast:
-        """The dtype of matrix products; everything else is fp32."""
-        return torch.autocast(self.theta.device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16)
+        """Of matrix products; everything else is fp32."""
+        return torch.autocast(self.theta.device.type, torch.bfloat16, enabled=self._in_bf16)

@@ -69,7 +69,7 @@ DEFAULTS = {
         Choice("local", alpha=0.0, beta=1.0),
     )
 }
-_SETTINGS = {
+SETTINGS = {
     "noloco": ("alpha", "beta", "gamma", "swaps", "keep_norm"),
     "noloco-paper": ("alpha", "beta", "gamma"),
     "diloco": ("alpha", "beta"),
@@ -113,7 +113,7 @@ def check(made: Choice) -> None:
 def _setting(text: str, pair: str) -> tuple[str, float | int]:
     key, _, value = pair.partition("=")
     name = text.partition(":")[0]
-    known = (*_SETTINGS.get(name, ()), "inner_steps")
+    known = (*SETTINGS.get(name, ()), "inner_steps")
     if key not in known:
         raise UsageError(f"{text}: {name} has no setting {key!r}, {did_you_mean(key, known)}")
     kind = int if key in ("swaps", "keep_norm", "inner_steps", "fragments") else float

@@ -10,18 +10,15 @@ from itertools import product
 from statistics import mean, stdev
 
 from noloco_node.errors import UsageError
-from noloco_node.simulate.settings import Choice, Curve, check
-
-TUNED = ("noloco", "noloco-paper", "diloco", "streaming", "gasloc")
-"""Those with an outer momentum and an outer learning rate."""
+from noloco_node.simulate.settings import SETTINGS, Choice, Curve, check
 
 
 def grid(choices: Iterable[Choice], alphas: Sequence[float], betas: Sequence[float]) -> list[Choice]:
-    """One setting per grid cell of each tunable algorithm, one for each other algorithm. Unstable cells are left out;
-    raises UsageError if an algorithm has no stable cell."""
+    """One setting per grid cell of each algorithm that has both, one for each other algorithm. Unstable cells are left
+    out; raises UsageError if an algorithm has no stable cell."""
     cells: dict[Choice, None] = {}
     for choice in choices:
-        if choice.name not in TUNED:
+        if "beta" not in SETTINGS.get(choice.name, ()):
             cells[choice] = None
             continue
         whole = [replace(choice, alpha=alpha, beta=beta) for alpha, beta in product(alphas, betas)]

@@ -46,8 +46,6 @@ def workload(**changed):
         module=build(settings.model, 256, settings.seed),
         corpus=text,
         held_out=spread(text.held_out, 16, 8),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
     )
 
 
@@ -91,7 +89,7 @@ def test_corrections_that_are_pending_at_the_end_are_applied():
 
 def test_each_replica_is_a_plain_torch_loop():
     work = workload()
-    replicas = ReplicaBatch(work.module, work.settings, torch.float32)
+    replicas = ReplicaBatch(work.module, work.settings)
     readers, same = (Readers(work.corpus, work.settings) for _ in range(2))
     for step in range(5):
         replicas.backward(readers.next(2))

@@ -25,7 +25,7 @@ def settings(**changed):
 
 
 def replicas(**changed):
-    return ReplicaBatch(build(DEEP, 256, 1), settings(**changed), torch.float32)
+    return ReplicaBatch(build(DEEP, 256, 1), settings(**changed))
 
 
 def spread_out(batch):
