@@ -3,18 +3,17 @@
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from noloco_node.base import atomic_files
 from noloco_node.checkpoints import checkpoint
 from noloco_node.checkpoints.keeper import CheckpointKeeper
+from noloco_node.core.state import State
 from noloco_node.errors import DiskFull, NolocoError, UsageError
 from noloco_node.terminal.text import print_status
 from noloco_node.views.status import StatusView
@@ -23,26 +22,19 @@ RUN, LAYOUT = "ab" * 32, bytes(32)
 PARAMETERS = 1_000_000
 
 
-@dataclass
-class Replica:
-    round: int = 7
-    step: int = 70
-    weights: dict[str, Tensor] = field(default_factory=lambda: {"a": torch.randn(3)})
-    outer: dict[str, Tensor] = field(default_factory=lambda: {"phi": torch.randn(3), "delta": torch.zeros(3)})
-    inner: dict[str, Any] = field(default_factory=dict)
-    eval_loss: float | None = None
-    loss: float | None = None
-    measured_on: str | None = None
+def a_state(round: int = 7, **given: Any) -> State:
+    outer = {"phi": torch.randn(3), "delta": torch.zeros(3)}
+    return State(round, 10 * round, {"a": outer["phi"]}, outer, {}, **given)
 
 
 def room(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
     monkeypatch.setattr(atomic_files, "free_bytes", lambda _: free)
 
 
-def save_fails(keeper: CheckpointKeeper, replica: Replica, kind: type[NolocoError] = DiskFull) -> None:
+def save_fails(keeper: CheckpointKeeper, state: State, kind: type[NolocoError] = DiskFull) -> None:
     with pytest.raises(kind) as failed:
-        keeper.save(replica, LAYOUT)
-    keeper.not_saved(replica.round, failed.value)  # as the node does, whatever it was that failed
+        keeper.save(state, LAYOUT)
+    keeper.not_saved(state.round, failed.value)  # as the node does, whatever it was that failed
 
 
 def test_a_warning_until_two_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,11 +75,11 @@ def test_what_was_not_saved_says_what_is(tmp_path: Path, monkeypatch: pytest.Mon
     keeper = CheckpointKeeper(tmp_path, RUN)
     for round, saved in ((7, "and no earlier one is"), (9, "the last that is saved is round 8")):
         room(monkeypatch, 1)
-        save_fails(keeper, Replica(round=round, step=10 * round))
+        save_fails(keeper, a_state(round))
         assert isinstance(keeper.unsaved, DiskFull)
         assert str(keeper.unsaved).startswith(f"round {round} is not saved, {saved}: the disk is full")
         room(monkeypatch, None)
-        keeper.save(Replica(round=8, step=80), LAYOUT)
+        keeper.save(a_state(8), LAYOUT)
         assert keeper.unsaved is None
 
 
@@ -101,7 +93,7 @@ def test_a_disk_that_takes_nothing_is_an_error_whatever_is_free(
         raise UsageError("cannot write there: Read-only file system. Move NOLOCO_HOME")
 
     monkeypatch.setattr(checkpoint, "save", fails)
-    save_fails(keeper, Replica(round=7, step=70), UsageError)
+    save_fails(keeper, a_state(), UsageError)
     (finding,) = keeper.health(PARAMETERS)
     assert finding.level == "error" and "round 7 is not saved" in finding.text
     assert keeper.unsaved is not None and keeper.unsaved.exit_code == 20
@@ -110,11 +102,11 @@ def test_a_disk_that_takes_nothing_is_an_error_whatever_is_free(
 def test_an_error_from_one_that_did_not_fit_to_one_that_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = CheckpointKeeper(tmp_path, RUN)
     room(monkeypatch, 1)
-    save_fails(keeper, Replica())
+    save_fails(keeper, a_state())
     room(monkeypatch, None)
     (finding,) = keeper.health(PARAMETERS)
     assert finding.level == "error" and finding.text.endswith("and the last one was not written")
-    keeper.save(Replica(), LAYOUT)
+    keeper.save(a_state(), LAYOUT)
     assert keeper.health(PARAMETERS) == ()
     assert keeper.view(PARAMETERS).saved_round == 7
 
@@ -128,11 +120,11 @@ def test_what_a_kill_left_half_written_is_gone_when_room_is_spoken_of(tmp_path: 
 
 def test_status_says_where_it_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CheckpointKeeper(tmp_path, RUN).resume(LAYOUT) is None
-    CheckpointKeeper(tmp_path, RUN).save(Replica(), LAYOUT)
+    CheckpointKeeper(tmp_path, RUN).save(a_state(), LAYOUT)
     keeper = CheckpointKeeper(tmp_path, RUN)
     assert keeper.last_good(LAYOUT) is not None and keeper.view(PARAMETERS).resumed_round is None
     assert keeper.resume(LAYOUT) is not None
-    keeper.save(Replica(round=9, step=90), LAYOUT)
+    keeper.save(a_state(9), LAYOUT)
     room(monkeypatch, 3_000_000_000)
     view = StatusView(peer_id="p", name="n", version="0", state="training", checkpoint=keeper.view(PARAMETERS))
     out = io.StringIO()
@@ -147,7 +139,8 @@ def used(
     """Of checkpoints that were taken at these losses, on held-out data and in training: the step at which a start
     resumes, and the step to which a roll-back goes."""
     for number, ((eval_loss, loss), on) in enumerate(zip(losses, data, strict=True), start=1):
-        checkpoint.save(tmp_path, Replica(number, 10 * number, {}, {}, {}, eval_loss, loss, on), RUN, LAYOUT)
+        state = a_state(number, eval_loss=eval_loss, loss=loss, measured_on=on)
+        checkpoint.save(tmp_path, state, RUN, LAYOUT)
     keeper = CheckpointKeeper(tmp_path, RUN)
     start, back = keeper.resume(LAYOUT), keeper.last_good(LAYOUT)
     assert start and back
@@ -212,14 +205,14 @@ def test_a_harmed_one_is_named_and_used_where_the_others_cannot_be_read(
 def test_a_start_knows_that_it_lost_what_was_trained(tmp_path: Path) -> None:
     keeper = CheckpointKeeper(tmp_path, RUN)
     assert keeper.resume(LAYOUT) is None and not keeper.none_usable, "there was nothing"
-    keeper.save(Replica(), LAYOUT)
+    keeper.save(a_state(), LAYOUT)
     assert keeper.resume(LAYOUT) and not keeper.none_usable
     (tmp_path / "70" / "inner.pt").unlink()
     assert keeper.resume(LAYOUT) is None and keeper.none_usable
 
 
 def test_one_without_losses_is_read_as_before(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, Replica(), RUN, LAYOUT)
+    checkpoint.save(tmp_path, a_state(), RUN, LAYOUT)
     about = json.loads((tmp_path / "70" / "state.json").read_text())
     del about["loss"], about["eval_loss"], about["measured_on"]
     (tmp_path / "70" / "state.json").write_text(json.dumps(about))

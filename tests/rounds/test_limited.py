@@ -9,9 +9,7 @@ from virtual_clock import run_virtual
 from virtual_nodes import FRAGMENTS, VirtualSwarm
 
 from noloco_node.base.events import WentSolo
-from noloco_node.core import round as core
-from noloco_node.core import round_events
-from noloco_node.host.limits import PAUSED, QUOTA
+from noloco_node.host.limits import QUOTA
 from noloco_node.host.traffic import SMALL_BYTES, Traffic
 from noloco_node.rounds.link import ALIVE_S
 from noloco_node.rounds.pieces import LARGE_PIECE_BYTES, PIECE_BYTES
@@ -92,56 +90,3 @@ def test_a_paused_node_refuses_and_comes_back() -> None:
         assert len(held.committed) >= marks[2] + 4
 
     run_virtual(swarm.run(40, pause()))
-
-
-# ---- the machine ----
-class Fixed(random.Random):
-    def randbytes(self, n: int) -> bytes:
-        return b"\x80" * n
-
-
-def machine() -> core.Round:
-    m = core.Round(Fixed())
-    m.handle(round_events.Candidates({"b": ""}), 0.0)
-    return m
-
-
-def test_pausing_closes_the_open_offer_and_resuming_waits_for_a_boundary() -> None:
-    m = machine()
-    (call,) = m.handle(round_events.Boundary(1, 10.0), 10.0)
-    assert isinstance(call, round_events.Call)
-    assert m.handle(round_events.Pausing(PAUSED), 11.0) == [
-        round_events.HangUp(call.exchange),
-        round_events.EndRound(1, PAUSED),
-    ]
-    assert m.handle(round_events.Called(b"c", "c", 9.0), 12.0) == [round_events.Refuse(b"c", "paused")]
-    assert m.handle(round_events.Boundary(2, 10.0), 20.0) == [round_events.EndRound(2, PAUSED)]
-    assert m.handle(round_events.Resuming(), 21.0) == []
-    assert isinstance(m.handle(round_events.Boundary(3, 10.0), 30.0)[0], round_events.Call)
-
-
-def test_a_swap_under_way_outlasts_a_pause() -> None:
-    m = machine()
-    m.handle(round_events.Boundary(1, 10.0), 10.0)
-    m.handle(round_events.Accepted(b"\x80" * 16), 10.5)
-    assert m.handle(round_events.Pausing(QUOTA), 11.0) == []
-    assert m.handle(round_events.SwapEnded(b"\x80" * 16, None, 3), 12.0) == [round_events.EndRound(1, None, "b", 3)]
-    assert m.handle(round_events.Called(b"c", "c", 9.0), 13.0) == [round_events.Refuse(b"c", "paused")], (
-        "not `quota`: ours to know"
-    )
-
-
-def test_a_pause_cancels_an_appointment() -> None:
-    m = machine()
-    m.handle(round_events.Boundary(1, 10.0, closed="nonfinite"), 10.0)
-    assert isinstance(m.handle(round_events.Called(b"c", "c", 9.5), 11.0)[0], round_events.Appoint)
-    assert m.handle(round_events.Pausing(PAUSED), 12.0) == [round_events.Refuse(b"c", "paused")]
-
-
-def test_a_node_that_leaves_does_not_come_back() -> None:
-    m = machine()
-    m.handle(round_events.Stopping(), 1.0)
-    for event in (round_events.Pausing(PAUSED), round_events.Resuming()):
-        m.handle(event, 2.0)
-        assert m.handle(round_events.Called(b"c", "c", 9.0), 3.0) == [round_events.Refuse(b"c", "leaving")]
-    assert m.handle(round_events.Boundary(1, 10.0), 10.0) == [round_events.EndRound(1, "leaving")]

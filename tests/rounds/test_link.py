@@ -5,10 +5,10 @@ import itertools
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from virtual_clock import run_virtual
+from virtual_nodes import done
 
 from noloco_node.core.codecs.codec import CodecStats, Payload
 from noloco_node.errors import PeerMisbehaved
@@ -29,12 +29,6 @@ from noloco_node.wire import messages as wire
 
 FRAME_BYTES = 48 << 10
 OFFER = wire.Offer(1, bytes(32), bytes(32), bytes(16), 1, 1.0)
-
-
-def done(value: Any) -> "Future[Any]":
-    future: Future[Any] = Future()
-    future.set_result(value)
-    return future
 
 
 def sent_at(round_trip_s: float | None, heard: dict[float, int], frames: int) -> list[float]:
@@ -150,7 +144,6 @@ def test_the_caller_tells_how_long_a_round_trip_takes() -> None:
 class Codes:
     """Fragments whose opening is small and whose codes are large, as those of lattice codes."""
 
-    round = 1
     correction_bytes = 100
     fragments = 40
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_clock import run_virtual
+from virtual_nodes import done
 
 from noloco_node.core import fragments
 from noloco_node.core.codecs.codec import CodecStats, Payload
@@ -25,16 +26,9 @@ EXCHANGE = b"\x05" * 16
 STALL_S = 60.0
 
 
-def done(value: Any) -> "Future[Any]":
-    future: Future[Any] = Future()
-    future.set_result(value)
-    return future
-
-
 class Words:
     """Vectors whose fragments are short texts, sent in `turns` turns."""
 
-    round = 1
     correction_bytes = 100
 
     def __init__(self, name: str, count: int, turns: int = 1) -> None:

@@ -188,19 +188,6 @@ def test_bytes_are_those_of_the_payloads():
     assert rival.sent == 2 * 7 / 8 * 2
 
 
-def test_diloco_is_nesterov_along_the_mean():
-    outer = start(4)
-    outer.phi[:] = outer.phi[0]
-    phi, velocity = outer.phi[0].double().numpy(), outer.delta[0].double().numpy()
-    outer.delta[:] = outer.delta[0]
-    gradient = -(outer.theta.double().numpy() - phi).mean(axis=0)
-    velocity = 0.9 * velocity - gradient
-    expected = phi - 0.7 * (gradient - 0.9 * velocity)
-    DiLoCo(0.9, 0.7, 4).boundary(outer)
-    for row in outer.theta:
-        np.testing.assert_allclose(row.numpy(), expected, rtol=1e-5, atol=1e-5)
-
-
 def test_one_fragment_at_once_is_diloco():
     whole, one = start(4), start(4)
     one.phi[:] = whole.phi[:] = whole.phi[0]

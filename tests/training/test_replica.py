@@ -2,7 +2,7 @@
 
 import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from replicas import SMALL, exchange, live_state, small_replica, small_run, small_text, timed_run, train
 from torch import Tensor, nn
 
+from noloco_node.bench import plain_loop
 from noloco_node.checkpoints import checkpoint
 from noloco_node.core import outer
 from noloco_node.core.codecs.by_name import codec
@@ -31,49 +32,29 @@ from noloco_node.training.task import Batch
 
 
 # ---- against what it should be ---------------------------------------------------------------------------------------
-def plain_training(run: Manifest, peer: str) -> list[float]:
-    """The paper without a partner, as one would write it in plain PyTorch: per-parameter lists, no flat vectors."""
+def plain_training(run: Manifest, peer: str) -> Iterator[float]:
+    """The paper without a partner, around a plain loop in PyTorch: per-parameter lists, no flat vectors."""
     spec, outer, length = run.inner, run.outer, run.data.sequence_length
     net = model.build(run.model, 256, run.seed, length)
-    decayed = [p for p in net.parameters() if p.dim() >= 2]
-    rest = [p for p in net.parameters() if p.dim() < 2]
-    groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=spec.betas, fused=False, foreach=False)
     batches = TokenStream(small_text().train, length, run.seed, peer)
     slow = [p.detach().clone() for p in net.parameters()]
     momentum = [torch.zeros_like(p) for p in slow]
-    losses = []
-    total = run.rounds * spec.steps
-    for step in range(1, total + 1):
-        done = step / total
-        if done < spec.warmup:
-            factor = done / spec.warmup
-        else:
-            falling = 0.5 + 0.5 * math.cos(math.pi * (done - spec.warmup) / (1 - spec.warmup))
-            factor = spec.final_learning_rate + (1 - spec.final_learning_rate) * falling
-        for group in optimizer.param_groups:
-            group["lr"] = spec.learning_rate * factor
-        (batch,) = batches.next(spec.batch_tokens // length)
-        optimizer.zero_grad()
-        logits = net(input_ids=batch[:, :-1]).logits
-        loss = nn.functional.cross_entropy(logits.reshape(-1, 256), batch[:, 1:].reshape(-1))
-        loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), spec.clip)
-        optimizer.step()
-        losses.append(loss.item())
+    examples = spec.batch_tokens // length
+    steps = plain_loop.train(net, lambda: batches.next(examples)[0], spec, run.rounds * spec.steps, examples)
+    for step, loss in enumerate(steps, 1):
+        yield loss
         if step % spec.steps == 0:
             with torch.no_grad():
                 for p, phi, d in zip(net.parameters(), slow, momentum, strict=True):
                     d.mul_(outer.alpha).add_(outer.beta * (p - phi))
                     phi.add_(d)
                     p.copy_(phi)
-    return losses
 
 
 def test_losses_are_those_of_a_plain_loop() -> None:
     run = small_run(steps=5, rounds=4, warmup=0.3, learning_rate=0.02, clip=0.5)
     ours = train(small_replica("a", run), 20)
-    assert ours == pytest.approx(plain_training(run, "a"), abs=1e-6, rel=1e-6)
+    assert ours == pytest.approx(list(plain_training(run, "a")), abs=1e-6, rel=1e-6)
     assert ours[-1] < ours[0] - 0.5, "and it learns"
 
 

@@ -26,7 +26,6 @@ LOOPBACK = "127.0.0.1"
 class Opaque:
     """An offer whose payloads are bytes that nobody codes. As a codec does, it answers from a thread of its own."""
 
-    round = 0
     correction_bytes = 4
 
     def __init__(self, fragments: int) -> None:
