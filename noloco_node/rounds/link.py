@@ -28,9 +28,8 @@ MOST_ALIVE = 100
 """Beyond one each second: what was late may come at once."""
 AHEAD_BYTES = 128 << 10
 """A link waits for its partner when sent - received exceeds max(AHEAD_BYTES, what arrives in pieces.QUICK_S), plus what
-arrives in one round trip. Both have the same to send, with every codec. Eight nodes, 50 Mbit/s, 30 M elements, with
-128, 256 and 400 kB: 2.9 to 3.0, 2.9 to 3.3 and 2.8 to 3.8 s. Two, 1 Gbit/s, 100 M, with 128 kB and as much as 20 ms
-carry, and whole fragments: 1.0 to 1.3 and 0.9 to 1.1 s. With 512 kB and 1 MB it is as without a limit."""
+arrives in one round trip. Both have the same to send, with every codec. Eight nodes, 50 Mbit/s, 30 M elements: 2.9 to
+3.0 s with 128 kB, 2.8 to 3.8 with 400; from 512 on it is as without a limit."""
 LEAST_BYTES_S = 4e6
 """What is taken to come in at least: nothing has, at first."""
 UNKNOWN_AHEAD_BYTES = 1 << 20

@@ -12,8 +12,7 @@ from noloco_node.wire import messages as wire
 
 PIECE_BYTES = 64 << 10
 """2 s at the slowest rate that can be set (host/limits.py). One more may be under way than rounds/link.py has a side
-ahead: with 128 kB that did not fit into a router's queue of 50 ms, and what was lost there came again. Eight nodes, 50
-Mbit/s, 100 M elements in 4 bits: 9.4 to 10.9 s with 128 kB, 9.5 to 10.7 with 64."""
+ahead: with 128 kB that did not fit into a router's queue of 50 ms, and what was lost there came again."""
 LARGE_PIECE_BYTES = 576 << 10
 """A whole fragment of 2^20 elements at 4 bits, which a quick link does not cut: pieces of 128 kB cost a tenth more CPU
 time a byte, in messages and copies. 18 s at the slowest rate, which a partner waits for."""

@@ -86,42 +86,39 @@ def build(
 ) -> nn.Module:
     """A causal language model in fp32 on the CPU. Raises UsageError, OutOfMemory. Not on two threads at once: torch's
     generator and its hooks are the process's. `narrow` changes the config for a part of the model."""
-    architecture = spec.architecture or "LlamaConfig"
     with offline():
-        config = _config(architecture, _values(spec, vocabulary))
-        _check_sizes(architecture, config, vocabulary, sequence_length)
+        config = _config(spec, vocabulary)
+        _check_sizes(config, vocabulary, sequence_length)
         narrow(config)
-        _outline(architecture, config)
+        _outline(config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module: nn.Module = _construct(architecture, config)
+            module: nn.Module = _construct(config)
             _leave_mask_to_attention(module)
     return module
 
 
 def outline(spec: ModelSpec, vocabulary: int, narrow: Callable[[Any], None] = as_it_is) -> nn.Module:
     """As `build`, without memory for the parameters: names, shapes and order are the same."""
-    architecture = spec.architecture or "LlamaConfig"
     with offline():
-        config = _config(architecture, _values(spec, vocabulary))
+        config = _config(spec, vocabulary)
         narrow(config)
-        return _outline(architecture, config)
+        return _outline(config)
 
 
-def _outline(architecture: str, config: Any) -> nn.Module:
+def _outline(config: Any) -> nn.Module:
     # whatever a model is made for, each parameter takes 8 bytes: it, and its gradient or its sum in a mean
-    if architecture in TABLES_IN_PYTHON:
-        _sound(architecture, lambda: _check_table(architecture, config.get_text_config()))
+    if (architecture := type(config).__name__) in TABLES_IN_PYTHON:
+        _sound(architecture, lambda: _check_table(config))
     with torch.device("meta"), _bounded(memory.total_bytes() // 8):
-        return _construct(architecture, config)
+        return _construct(config)
 
 
 def sizes(spec: ModelSpec, at_least: int) -> tuple[int, int]:
     """Width of the model's layers (0 where it does not say), and its number of tokens, for a text with `at_least` so
     many. Raises UsageError."""
     with offline():
-        config = _config(spec.architecture or "LlamaConfig", _values(spec, at_least))
-    text = config.get_text_config()
+        text = _config(spec, at_least).get_text_config()
     return int(getattr(text, "hidden_size", 0)), int(text.vocab_size)
 
 
@@ -326,11 +323,9 @@ def layers(module: nn.Module) -> tuple[str, nn.ModuleList]:
     return max(lists, key=lambda named: sum(p.numel() for p in named[1].parameters()), default=("", nn.ModuleList()))
 
 
-def _values(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
-    return {"vocab_size": vocabulary, **(PRESETS[spec.preset] if spec.preset else spec.config)}
-
-
-def _config(architecture: str, values: dict[str, Any]) -> Any:
+def _config(spec: ModelSpec, vocabulary: int) -> Any:
+    architecture = spec.architecture or "LlamaConfig"
+    values = {"vocab_size": vocabulary, **(PRESETS[spec.preset] if spec.preset else spec.config)}
     with large_import():
         import transformers
 
@@ -357,21 +352,23 @@ def _known_keys(family: Any) -> set[str]:
     return {*family().to_dict(), *family.attribute_map, *_ALSO_KNOWN}
 
 
-def _check_sizes(architecture: str, config: Any, vocabulary: int, sequence_length: int) -> None:
+def _check_sizes(config: Any, vocabulary: int, sequence_length: int) -> None:
     text = config.get_text_config()
     if text.vocab_size < vocabulary:
         raise UsageError(f"model.config: vocab_size must be at least {vocabulary}, as the data has so many tokens")
     longest = getattr(text, "max_position_embeddings", None)
     if isinstance(longest, int) and longest < sequence_length:
-        raise UsageError(f"data.sequence_length: {architecture} with this config takes at most {longest} tokens")
+        name = type(config).__name__
+        raise UsageError(f"data.sequence_length: {name} with this config takes at most {longest} tokens")
 
 
-def _check_table(architecture: str, text: Any) -> None:
+def _check_table(config: Any) -> None:
+    text = config.get_text_config()
     if text.max_position_embeddings * text.hidden_size > MAX_TABLE:
-        raise UsageError(f"model.config: {architecture} has more than {MAX_TABLE} positions times hidden_size")
+        raise UsageError(f"model.config: {type(config).__name__} has more than {MAX_TABLE} positions times hidden_size")
 
 
-def _construct(architecture: str, config: Any) -> nn.Module:
+def _construct(config: Any) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     def make() -> nn.Module:
@@ -384,7 +381,7 @@ def _construct(architecture: str, config: Any) -> nn.Module:
             table.padding_idx = None
         return module  # type: ignore[no-any-return]
 
-    return _sound(architecture, make)
+    return _sound(type(config).__name__, make)
 
 
 def _sound(architecture: str, make: Callable[[], T]) -> T:

@@ -55,9 +55,9 @@ def test_the_tiny_preset() -> None:
 @pytest.mark.parametrize(("name", "millions"), [("125m", 134), ("350m", 374), ("1b", 1345), ("7b", 6738)])
 def test_the_presets_have_the_sizes_of_the_papers(name: str, millions: float) -> None:
     """On the meta device, so that none of them costs memory."""
-    config = model._config("LlamaConfig", {"vocab_size": 32_000, **model.PRESETS[name]})
+    config = model._config(ModelSpec(preset=name), 32_000)
     with torch.device("meta"):
-        module = model._construct("LlamaConfig", config)
+        module = model._construct(config)
     found = sum(p.numel() for p in module.parameters()) / 1e6
     print(f"{name}: {found:.1f} M parameters with 32,000 tokens")  # noqa: T201
     assert found == pytest.approx(millions, abs=1)
