@@ -55,7 +55,6 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def why_no_gpu() -> str:
-    """Why torch sees none."""
     if torch.version.cuda is None and torch.version.hip is None:
         return f"torch {torch.__version__} is a build for CPUs only"
     try:

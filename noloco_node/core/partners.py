@@ -130,7 +130,6 @@ class Partners:
         return any(not self.shares.over_for(p, self.candidates[p]) for p in others)
 
     def why_none(self, now: float) -> str:
-        """Why nobody was called."""
         if not self.candidates:
             return NO_PEERS
         ends = (self.ledger.quarantined_until(p, alone=self.alone(p)) for p in self.candidates)

@@ -119,7 +119,6 @@ class Ledger:
 
     # ---- what happened ----
     def whole(self, peer: str, now: float) -> None:
-        """A swap was whole."""
         record = self._record(peer, now)
         record.committed += 1
         record.breaks, record.broken = 0, _OVER

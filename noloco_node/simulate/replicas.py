@@ -28,8 +28,6 @@ _EVALUATED = 16
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a parameter is."""
-
     name: str
     stage: int
     columns: slice

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -177,14 +178,17 @@ def test_lost_messages_are_caught_by_deadlines() -> None:
     assert all(len(n.events) == n.steps for n in swarm.nodes)
 
 
-async def _offering() -> VirtualSwarm:
-    """A node alone, whose offer of its first round is open."""
+@asynccontextmanager
+async def _alone(*, offers: bool = False) -> AsyncIterator[tuple[VirtualSwarm, Node]]:
+    """A node alone, perhaps with an open offer of its first round."""
     swarm = VirtualSwarm([10.0])
-    node = swarm.nodes[0]
+    (node,) = swarm.nodes
     await node.transport.start()
     node.exchange.begin(TERMS)
-    node.exchange.boundary(1, 10.0, Offer(node, 1), None)
-    return swarm
+    if offers:
+        node.exchange.boundary(1, 10.0, Offer(node, 1), None)
+    yield swarm, node
+    await swarm.close()
 
 
 async def _ask(swarm: VirtualSwarm, *frames: wire.Frame, name: str = "caller") -> list[wire.Frame]:
@@ -224,13 +228,10 @@ OFFER = wire.Offer(1, b"r" * 32, b"l" * 32, b"x" * 16, FRAGMENTS, 5.0)
 )
 def test_an_offer_that_does_not_fit_is_refused_by_its_code(offer: wire.Offer, code: wire.Code) -> None:
     async def main() -> None:
-        swarm = VirtualSwarm([10.0])
-        await swarm.nodes[0].transport.start()
-        swarm.nodes[0].exchange.begin(TERMS)
-        assert await _ask(swarm, offer) == [wire.Refusal(code)]
-        counted = [event.reason for event in swarm.nodes[0].events if isinstance(event, PeerFaulted)]
-        assert counted == ([] if code is wire.Code.BUSY else [code.reason])
-        await swarm.close()
+        async with _alone() as (swarm, node):
+            assert await _ask(swarm, offer) == [wire.Refusal(code)]
+            counted = [event.reason for event in node.events if isinstance(event, PeerFaulted)]
+            assert counted == ([] if code is wire.Code.BUSY else [code.reason])
 
     run_virtual(main())
 
@@ -250,21 +251,17 @@ def test_callers_that_say_nothing_keep_nobody_out(known: bool) -> None:
         await crowd.close()
 
     async def main() -> None:
-        swarm = VirtualSwarm([10.0])
-        node = swarm.nodes[0]
-        await node.transport.start()
-        node.exchange.begin(TERMS)
-        node.exchange.candidates({"caller": "127.0.0.1"} if known else {})
-        silent = [asyncio.create_task(hold(swarm, f"silent {k}")) for k in range(3 * MAX_CALLERS)]
-        await asyncio.sleep(1)
-        assert len(node.exchange._callers) == MAX_CALLERS
-        for k in range(20):
-            offer = replace(OFFER, exchange_id=bytes([k]) * 16)
-            assert await _ask(swarm, offer) == [wire.Refusal(wire.Code.BUSY)], "an answer of the machine, with its time"
-        assert node.exchange._machine.log[-1][1].exchange == offer.exchange_id
-        await asyncio.gather(*silent)
-        assert not node.exchange._callers
-        await swarm.close()
+        async with _alone() as (swarm, node):
+            node.exchange.candidates({"caller": "127.0.0.1"} if known else {})
+            silent = [asyncio.create_task(hold(swarm, f"silent {k}")) for k in range(3 * MAX_CALLERS)]
+            await asyncio.sleep(1)
+            assert len(node.exchange._callers) == MAX_CALLERS
+            for k in range(20):
+                offer = replace(OFFER, exchange_id=bytes([k]) * 16)
+                assert await _ask(swarm, offer) == [wire.Refusal(wire.Code.BUSY)], "of the machine, with its time"
+            assert node.exchange._machine.log[-1][1].exchange == offer.exchange_id
+            await asyncio.gather(*silent)
+            assert not node.exchange._callers
 
     run_virtual(main())
 
@@ -281,36 +278,28 @@ async def test_a_crowd_of_one_place_sends_its_own_away_first() -> None:
 
 def test_a_replayed_exchange_is_refused() -> None:
     async def main() -> None:
-        swarm = VirtualSwarm([10.0])
-        node = swarm.nodes[0]
-        await node.transport.start()
-        node.exchange.begin(TERMS)
-        assert await _ask(swarm, OFFER) == [wire.Refusal(wire.Code.BUSY)]
-        assert await _ask(swarm, OFFER) == [wire.Refusal(wire.Code.STALE)]
-        assert [event.reason for event in node.events if isinstance(event, PeerFaulted)] == ["stale"]
-        assert node.exchange.standing("caller").refused == 1
-        await swarm.close()
+        async with _alone() as (swarm, node):
+            assert await _ask(swarm, OFFER) == [wire.Refusal(wire.Code.BUSY)]
+            assert await _ask(swarm, OFFER) == [wire.Refusal(wire.Code.STALE)]
+            assert [event.reason for event in node.events if isinstance(event, PeerFaulted)] == ["stale"]
+            assert node.exchange.standing("caller").refused == 1
 
     run_virtual(main())
 
 
 def test_an_exchange_id_that_is_in_use_is_refused_and_its_caller_goes_on_waiting() -> None:
     async def main() -> None:
-        swarm = VirtualSwarm([10.0])
-        node = swarm.nodes[0]
-        await node.transport.start()
-        node.exchange.begin(TERMS)
-        node.exchange.boundary(1, 10.0, None, "nonfinite")
-        offer = replace(OFFER, patience_s=20.0)
-        first = asyncio.create_task(_ask(swarm, offer))
-        await asyncio.sleep(1)
-        assert await _ask(swarm, offer, name="another") == [wire.Refusal(wire.Code.STALE)]
-        await asyncio.sleep(5)
-        node.exchange.boundary(2, 10.0, Offer(node, 2), None)
-        appointed, accepted = await first
-        assert isinstance(appointed, wire.Refusal) and appointed.code is wire.Code.APPOINTMENT
-        assert isinstance(accepted, wire.Accept)
-        await swarm.close()
+        async with _alone() as (swarm, node):
+            node.exchange.boundary(1, 10.0, None, "nonfinite")
+            offer = replace(OFFER, patience_s=20.0)
+            first = asyncio.create_task(_ask(swarm, offer))
+            await asyncio.sleep(1)
+            assert await _ask(swarm, offer, name="another") == [wire.Refusal(wire.Code.STALE)]
+            await asyncio.sleep(5)
+            node.exchange.boundary(2, 10.0, Offer(node, 2), None)
+            appointed, accepted = await first
+            assert isinstance(appointed, wire.Refusal) and appointed.code is wire.Code.APPOINTMENT
+            assert isinstance(accepted, wire.Accept)
 
     run_virtual(main())
 
@@ -320,13 +309,12 @@ def test_a_caller_that_goes_before_it_says_anything_broke_no_swap(said: list[wir
     """It may have accepted another one while it waited."""
 
     async def main() -> None:
-        swarm = await _offering()
-        (accepted,) = await _ask(swarm, OFFER, *said)
-        assert isinstance(accepted, wire.Accept)
-        await asyncio.sleep(1)
-        swarm.nodes[0].exchange.boundary(2, 10.0, None, "nonfinite")
-        assert swarm.nodes[0].solo == {reason: 1, "nonfinite": 1}
-        await swarm.close()
+        async with _alone(offers=True) as (swarm, node):
+            (accepted,) = await _ask(swarm, OFFER, *said)
+            assert isinstance(accepted, wire.Accept)
+            await asyncio.sleep(1)
+            node.exchange.boundary(2, 10.0, None, "nonfinite")
+            assert node.solo == {reason: 1, "nonfinite": 1}
 
     run_virtual(main())
 
@@ -335,53 +323,45 @@ def test_an_exchange_id_of_an_earlier_swap_is_refused_from_anybody() -> None:
     """Else the verdict on that swap would go to the second caller."""
 
     async def main() -> None:
-        swarm = await _offering()
-        (accepted,) = await _ask(swarm, OFFER)
-        assert isinstance(accepted, wire.Accept)
-        await asyncio.sleep(100)  # it says nothing more
-        assert await _ask(swarm, OFFER, name="another") == [wire.Refusal(wire.Code.STALE)]
-        exchange = swarm.nodes[0].exchange
-        exchange.judged(OFFER.exchange_id, Verdict(0.5, True, True), 2.0, 1.0)
-        assert exchange.standing("caller").taken_back == 1
-        await swarm.close()
+        async with _alone(offers=True) as (swarm, node):
+            (accepted,) = await _ask(swarm, OFFER)
+            assert isinstance(accepted, wire.Accept)
+            await asyncio.sleep(100)  # it says nothing more
+            assert await _ask(swarm, OFFER, name="another") == [wire.Refusal(wire.Code.STALE)]
+            node.exchange.judged(OFFER.exchange_id, Verdict(0.5, True, True), 2.0, 1.0)
+            assert node.exchange.standing("caller").taken_back == 1
 
     run_virtual(main())
 
 
 def test_the_connection_of_a_partner_that_is_found_to_lie_ends_before_its_swap_does() -> None:
     async def main() -> None:
-        swarm = await _offering()
-        node, exchange = swarm.nodes[0], swarm.nodes[0].exchange
-        caller = swarm.network.join("caller")
-        await caller.start()
+        async with _alone(offers=True) as (swarm, node):
+            exchange = node.exchange
+            caller = swarm.network.join("caller")
+            await caller.start()
 
-        async def say() -> Any:
-            yield wire.encode(OFFER)
-            await asyncio.sleep(60)
+            async def say() -> Any:
+                yield wire.encode(OFFER)
+                await asyncio.sleep(60)
 
-        call = ExchangeStub(caller.channel("n000")).Swap(say())
-        assert isinstance(wire.decode(await anext(aiter(call))), wire.Accept)
-        assert exchange.partner == "caller"
-        exchange.judged(OFFER.exchange_id, Verdict(0.5, True, True), 2.0, 1.0)
-        await asyncio.sleep(0.1)
-        assert exchange.partner is None
-        standing = exchange.standing("caller")
-        assert (standing.taken_back, standing.failed, standing.why) == (1, 0, "taken_back")
-        exchange.boundary(2, 10.0, None, "nonfinite")
-        assert node.solo == {"taken_back": 1, "nonfinite": 1}
-        await caller.close()
-        await swarm.close()
+            call = ExchangeStub(caller.channel("n000")).Swap(say())
+            assert isinstance(wire.decode(await anext(aiter(call))), wire.Accept)
+            assert exchange.partner == "caller"
+            exchange.judged(OFFER.exchange_id, Verdict(0.5, True, True), 2.0, 1.0)
+            await asyncio.sleep(0.1)
+            assert exchange.partner is None
+            standing = exchange.standing("caller")
+            assert (standing.taken_back, standing.failed, standing.why) == (1, 0, "taken_back")
+            exchange.boundary(2, 10.0, None, "nonfinite")
+            assert node.solo == {"taken_back": 1, "nonfinite": 1}
+            await caller.close()
 
     run_virtual(main())
 
 
 def test_a_caller_that_reads_nothing_after_its_swap_does_not_keep_its_call() -> None:
     async def main() -> None:
-        swarm = VirtualSwarm([10.0])
-        node = swarm.nodes[0]
-        await node.transport.start()
-        node.exchange.begin(TERMS)
-
         async def requests() -> AsyncIterator[bytes]:
             yield wire.to_bytes(OFFER)
             await asyncio.sleep(1e6)
@@ -390,10 +370,10 @@ def test_a_caller_that_reads_nothing_after_its_swap_does_not_keep_its_call() -> 
             async for _ in node.exchange._answer_stream(requests(), Context()):
                 await asyncio.sleep(1e6)
 
-        call = asyncio.create_task(holds())
-        await asyncio.sleep(1.2 * TAKEN_S)
-        assert call.cancelled()
-        await swarm.close()
+        async with _alone() as (_, node):
+            call = asyncio.create_task(holds())
+            await asyncio.sleep(1.2 * TAKEN_S)
+            assert call.cancelled()
 
     class Context:
         def peer(self) -> str:
@@ -476,12 +456,8 @@ def test_the_latest_events_can_be_read_as_lines() -> None:
 
 def test_a_caller_that_does_not_begin_with_an_offer_is_named() -> None:
     async def main() -> None:
-        swarm = VirtualSwarm([10.0])
-        node = swarm.nodes[0]
-        await node.transport.start()
-        node.exchange.begin(TERMS)
-        assert await _ask(swarm, wire.Done()) == []
-        assert node.events == [PeerFaulted("caller", "unexpected_frame")]
-        await swarm.close()
+        async with _alone() as (swarm, node):
+            assert await _ask(swarm, wire.Done()) == []
+            assert node.events == [PeerFaulted("caller", "unexpected_frame")]
 
     run_virtual(main())
