@@ -60,13 +60,17 @@ class Reused:
 # ---- copies ----------------------------------------------------------------------------------------------------------
 def to_host(*tensors: Tensor) -> list[Array]:
     """On the CPU, for reading; the calling thread waits once for all that it has queued so far."""
-    copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) if t.is_cuda else t for t in tensors]
-    for copy, tensor in zip(copies, tensors, strict=True):
-        if copy is not tensor:
-            copy.copy_(tensor, non_blocking=True)
+    copies = [_on_its_way(tensor) for tensor in tensors]
     for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
     return [copy.numpy() for copy in copies]
+
+
+def _on_its_way(tensor: Tensor) -> Tensor:
+    """To the host; the same where it is there already."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def to_device(given: Array | Tensor, device: torch.device) -> Tensor:
@@ -82,10 +86,7 @@ class Reading:
     """Some numbers on their way to the host: the calling thread may do something else until it reads them."""
 
     def __init__(self, numbers: Tensor) -> None:
-        self._numbers = numbers
-        if numbers.is_cuda:
-            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self._numbers.copy_(numbers, non_blocking=True)
+        self._numbers = _on_its_way(numbers)
         self._there = record(numbers.device)
 
     def is_there(self) -> bool:

@@ -57,11 +57,12 @@ def build_replica(  # noqa: PLR0913
         if memory_fraction:
             torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
     on_gpu, bf16 = where.type == "cuda", products(where, manifest.inner.precision) is not None
+    fraction = memory_fraction or 1.0
 
     def check(parameters: int, made_bytes: int = 0) -> int:
         program = max(0, (memory.process_bytes() or 0) - made_bytes)
         planned = partial(memory_budget.plan, parameters, on_gpu=on_gpu, bf16=bf16, program=program)
-        memory_budget.check(lambda kind: planned(moments=kind), moments, where, memory_fraction or 1.0)
+        memory_budget.check(lambda kind: planned(moments=kind), moments, where, fraction)
         return program
 
     if brought and manifest.model.task is None:
@@ -93,7 +94,6 @@ def build_replica(  # noqa: PLR0913
         torch.manual_seed(own_seed)  # for dropout, where a model has any
     module.to(where)
     compile = partial(model.compile_layers, module) if compiled else None
-    fraction = memory_fraction or 1.0
     started = partial(
         Workers,
         module=sent,
