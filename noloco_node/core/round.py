@@ -44,6 +44,7 @@ from dataclasses import dataclass, field, replace
 
 from noloco_node.core.partners import Partners, Random
 from noloco_node.core.round_events import (
+    LEAVING,
     SWAPPING,
     Accept,
     Accepted,
@@ -57,19 +58,18 @@ from noloco_node.core.round_events import (
     CallerGone,
     Candidates,
     CloseOffer,
+    Closing,
     EndRound,
     Event,
     Further,
     HangUp,
     Judged,
     Misbehaved,
-    Pausing,
     Refuse,
     Refused,
     Resuming,
     Settings,
     Stay,
-    Stopping,
     SwapEnded,
     Tick,
     Unanswered,
@@ -112,7 +112,6 @@ evaluation, behind which its corrections may wait; short enough that the offer i
 LOGGED_EVENTS = 200
 """The latest, kept for a bug report: a busy node sees about ten a round."""
 
-LEAVING = "leaving"
 TOO_SLOW = "too_slow"
 """A swap was given up after MAX_LAG boundaries, whichever end did it: the link, or what a volunteer allows of it, is
 too slow for the run's phases."""
@@ -202,7 +201,7 @@ class Round:
         self._boundary_at = float("-inf")
         """Before the first boundary there is no next offer to promise."""
         self._closed: str | None = None
-        """Why there are no offers and no calls: LEAVING, or the reason in Pausing."""
+        """Why there are no offers and no calls: LEAVING, or the reason in Closing."""
         self._now = 0.0
         self.log: deque[tuple[float, Event]] = deque(maxlen=LOGGED_EVENTS)
         """The latest events, each with its time."""
@@ -276,9 +275,7 @@ class Round:
                     if verdict.a_lie and self._swap and self._swap.exchange == exchange:
                         self._swap.given_up = TAKEN_BACK
                         return [HangUp(exchange)]
-            case Stopping():
-                return self._close_for(LEAVING, now)
-            case Pausing(reason):
+            case Closing(reason):
                 return self._close_for(reason, now)
             case Resuming():
                 self._closed = LEAVING if self._closed == LEAVING else None

@@ -10,6 +10,7 @@ from noloco_node.core.verdict import Verdict
 
 SWAPPING = "swapping"
 """Why a round is solo whose boundary came while a swap was under way."""
+LEAVING = "leaving"
 
 
 # ---- what happens ----------------------------------------------------------------------------------------------------
@@ -122,13 +123,9 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopping:
-    """No more offers, no more calls; a swap under way may end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pausing:
-    """The same, until Resuming. Rounds meanwhile end with `reason`; callers are refused as `paused`."""
+class Closing:
+    """No more offers, no more calls; a swap under way may end. Rounds end with `reason`. If it is LEAVING, that is for
+    good, and callers hear it; else it is until Resuming, and they are refused as `paused`."""
 
     reason: str
 
@@ -156,8 +153,7 @@ Event = (
     | SwapEnded
     | Misbehaved
     | Judged
-    | Stopping
-    | Pausing
+    | Closing
     | Resuming
     | Tick
 )

@@ -209,11 +209,11 @@ class RoundService:
 
     def stop(self) -> None:
         """Make and accept no more calls; a swap under way goes on."""
-        self._handle(round_events.Stopping())
+        self._handle(round_events.Closing(round_events.LEAVING))
 
     def pause(self, reason: str) -> None:
         """As `stop`, until `resume`; rounds that end meanwhile are solo for this reason."""
-        self._handle(round_events.Pausing(reason))
+        self._handle(round_events.Closing(reason))
 
     def resume(self) -> None:
         self._handle(round_events.Resuming())

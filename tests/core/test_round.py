@@ -26,6 +26,7 @@ from noloco_node.core.round import (
     _rank,
 )
 from noloco_node.core.round_events import (
+    LEAVING,
     Accept,
     Accepted,
     Action,
@@ -38,18 +39,17 @@ from noloco_node.core.round_events import (
     CallerGone,
     Candidates,
     CloseOffer,
+    Closing,
     EndRound,
     Event,
     Further,
     HangUp,
     Judged,
-    Pausing,
     Refuse,
     Refused,
     Resuming,
     Settings,
     Stay,
-    Stopping,
     SwapEnded,
     Tick,
     Unanswered,
@@ -147,8 +147,8 @@ def test_a_caller_that_hangs_up_loses_its_appointment() -> None:
 def test_a_promised_offer_that_does_not_open_is_refused() -> None:
     for closing, reason in (
         (Boundary(2, 10.0, closed="nonfinite"), "busy"),
-        (Pausing("quota"), "paused"),
-        (Stopping(), "leaving"),
+        (Closing("quota"), "paused"),
+        (Closing(LEAVING), "leaving"),
     ):
         m = machine("b")
         call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
@@ -553,8 +553,8 @@ def test_who_takes_its_record_back_during_a_call_is_charged_where_it_was(answer:
 def test_leaving_refuses_ends_the_open_round_and_is_for_good() -> None:
     m = machine("b")
     m.handle(Boundary(1, 10.0), 10.0)
-    assert m.handle(Stopping(), 11.0) == [HangUp(MIDDLE), EndRound(1, "leaving")]
-    for event in (Tick(), Pausing("paused"), Resuming()):
+    assert m.handle(Closing(LEAVING), 11.0) == [HangUp(MIDDLE), EndRound(1, "leaving")]
+    for event in (Tick(), Closing("paused"), Resuming()):
         m.handle(event, 11.0)
         assert m.handle(Called(LOW, "c", 9.0), 12.0) == [Refuse(LOW, "leaving")]
     assert m.handle(Boundary(2, 10.0), 20.0) == [EndRound(2, "leaving")]
@@ -563,7 +563,7 @@ def test_leaving_refuses_ends_the_open_round_and_is_for_good() -> None:
 def test_pausing_closes_the_open_offer_and_resuming_waits_for_a_boundary() -> None:
     m = machine("b")
     m.handle(Boundary(1, 10.0), 10.0)
-    assert m.handle(Pausing("hours"), 11.0) == [HangUp(MIDDLE), EndRound(1, "hours")]
+    assert m.handle(Closing("hours"), 11.0) == [HangUp(MIDDLE), EndRound(1, "hours")]
     assert m.handle(Called(LOW, "c", 9.0), 12.0) == [Refuse(LOW, "paused")]
     assert m.handle(Boundary(2, 10.0), 20.0) == [EndRound(2, "hours")]
     assert m.handle(Resuming(), 21.0) == []
@@ -574,7 +574,7 @@ def test_a_swap_under_way_outlasts_a_pause() -> None:
     m = machine("b")
     m.handle(Boundary(1, 10.0), 10.0)
     m.handle(Accepted(MIDDLE), 10.5)
-    assert m.handle(Pausing("quota"), 11.0) == []
+    assert m.handle(Closing("quota"), 11.0) == []
     assert m.handle(SwapEnded(MIDDLE, None, 3), 12.0) == [EndRound(1, None, "b", 3)]
     assert m.handle(Called(LOW, "c", 9.0), 13.0) == [Refuse(LOW, "paused")], "not `quota`: ours to know"
 
@@ -606,7 +606,8 @@ events = st.one_of(
     st.builds(SwapEnded, ids, st.sampled_from([None, "silent"]), st.integers(0, 3), st.integers(0, 1)),
     st.builds(lambda closed: Boundary(0, 5.0, closed), st.sampled_from([None, None, "nonfinite"])),
     st.just(Tick()),
-    st.builds(Stopping),
+    st.builds(Closing, st.sampled_from([LEAVING, "quota"])),
+    st.just(Resuming()),
 )
 
 
@@ -1101,7 +1102,7 @@ def test_a_night_that_the_process_stood_still_is_no_reason_to_leave_peers_alone_
     assert called.peer != peer
     m.handle(Refused(called.exchange, "busy", 0.0), now + 21)
     assert m.partners.free_at(called.peer) - now <= LONG_S
-    m.handle(Stopping(), now + 21)
+    m.handle(Closing(LEAVING), now + 21)
     assert m._next_boundary() - now <= LONG_S + 20, "who calls is told when this node will be free"
     m.handle(Boundary(3, phase_s), now + 50)
     assert m._phase_s == phase_s
