@@ -5,9 +5,8 @@ What can be tried beyond one plain swap a phase:
 
 - `delay`: a swap takes that many inner steps from its boundary on. Its correction is applied as it arrives, slice by
   slice, in an order that the exchange draws, as a node applies fragments. If some of it is still to come at the next
-  boundary, that round is solo and makes no outer step: the phase goes on. (A node takes its local step there, which
-  without outer momentum moves nothing. Where it took none, three nodes beside one that holds swaps ended 6 to 9%
-  higher instead of 2% lower to 5% higher.)
+  boundary, that round is solo and makes no outer step: the phase goes on. (A node takes its local step there; without
+  it three nodes beside one that holds swaps ended 6 to 9% higher.)
 - `swaps`: several partners in a phase, one after the other; the second gets u + c, the result of the first swap. Each
   needs the link for `delay` steps, so they are applied one after the other.
 - Who was a partner in the last ⌈log2 N⌉ swaps is not drawn again where others are left: replicas mix faster, most where
