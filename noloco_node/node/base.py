@@ -72,27 +72,22 @@ class BaseNode:
         self._network = asyncio.Event()
         """Set while p2pd runs, as far as is known, and this node, if it ever entered the directory, is in it."""
         self._network.set()
-        self._restarts = 0
-        """How often p2pd was restarted."""
+        self._restarts = 0  # of p2pd
         self._lines = LogTail()
         self._waiting = WaitingLines()
         self._web: str | None = None
-        """The address of its web page."""
         self._reported: list[str] = []
         """The lines to join with that the user has read."""
 
     async def run(self) -> None:
         with self._lines.attached():
-            await self._run_until_done()
-
-    async def _run_until_done(self) -> None:
-        async with serving(self._home, self), self._page():
-            try:
-                await self._unless_leaving(self._start_and_live())
-            finally:
-                self._handle(lifecycle.Signal.LEAVE)
-                await self._depart()
-                await self._transport.close()
+            async with serving(self._home, self), self._page():
+                try:
+                    await self._unless_leaving(self._start_and_live())
+                finally:
+                    self._handle(lifecycle.Signal.LEAVE)
+                    await self._depart()
+                    await self._transport.close()
 
     async def _start_and_live(self) -> None:
         await self._transport.start()

@@ -105,23 +105,15 @@ async def rendezvous(config: NodeConfig, report: Report) -> int:
 
 @contextmanager
 def _told_to_leave(node: Callable[[], BaseNode], report: Report) -> Iterator[asyncio.Event]:
-    told = asyncio.Event()
+    """The first SIGINT or SIGTERM leaves cleanly, the second at once. A terminal that is closed leaves cleanly, too: it
+    may send SIGHUP twice, also when the node has left and its process ends, and SIGTERM."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    asked = False
 
     def leave() -> None:
         report("leaving: Ctrl-C again ends it at once, without saving")
         told.set()
         node().leave()
-
-    with _signals(leave):
-        yield told
-
-
-@contextmanager
-def _signals(leave: Callable[[], None]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM leaves cleanly, the second at once. A terminal that is closed leaves cleanly, too: it
-    may send SIGHUP twice, also when the node has left and its process ends, and SIGTERM."""
-    loop = asyncio.get_running_loop()
-    asked = False
 
     def on_signal() -> None:
         nonlocal asked
@@ -141,7 +133,7 @@ def _signals(leave: Callable[[], None]) -> Iterator[None]:
     for number, way in ways.items():
         loop.add_signal_handler(number, way)
     try:
-        yield
+        yield told
     finally:
         for number, handler in before.items():
             loop.remove_signal_handler(number)

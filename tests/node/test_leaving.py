@@ -1,11 +1,11 @@
 """Leaving: during an inner step that takes longer than everything else may, and with a network daemon that hangs."""
 
-import asyncio
 import os
 import signal
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
@@ -18,7 +18,7 @@ from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.core.state import State
 from noloco_node.errors import DiskFull
 from noloco_node.host.config import NodeConfig
-from noloco_node.node.main import _signals
+from noloco_node.node.main import _told_to_leave
 from noloco_node.node.trainer import LEAVE_S, TrainingNode
 from noloco_node.run.manifest import sign
 from noloco_node.run.schema import Manifest
@@ -99,11 +99,11 @@ def test_a_terminal_that_is_closed_costs_no_work(real_nodes: RealNodes) -> None:
 
 async def test_a_hang_up_as_the_process_ends_does_not_kill_it() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    hung_up = asyncio.Event()
+    node = cast("Any", SimpleNamespace(leave=lambda: None))
     try:
-        with _signals(hung_up.set):
+        with _told_to_leave(lambda: node, lambda _: None) as told:
             os.kill(os.getpid(), signal.SIGHUP)
-            await hung_up.wait()
+            await told.wait()
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
