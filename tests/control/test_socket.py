@@ -33,9 +33,9 @@ async def test_views_and_leave(home):
     async with socket_server.serving(home, node), socket_client.connected(home) as asked:
         assert await asked.status() == STATUS
         assert await asked.peers() == PEERS
-        assert node.left == 0
+        assert node.done == []
         await asked.leave()
-        assert node.left == 1
+        assert node.done == ["leave"]
 
 
 async def test_a_rendezvous_may_list_more_peers_than_grpc_reads_by_itself(home):

@@ -23,8 +23,9 @@ from typing import Any
 import base58
 import numpy as np
 import pytest
-from canned_node import CannedNode, busy
+from canned_node import busy
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from fake_node import FakeNode
 from mutations import mutated
 from records import NOW, RUN, record
 
@@ -197,7 +198,7 @@ class Context:
         raise NolocoError("refused")
 
 
-class Node(CannedNode):
+class Node(FakeNode):
     async def ping(self, peer: str, payload_bytes: int) -> PingView:
         assert identity.is_peer_id(peer) and payload_bytes <= 1 << 20
         return PingView(peer, peer)

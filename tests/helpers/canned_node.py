@@ -1,9 +1,11 @@
-"""A NodeView with canned views, empty or busy: for the web server and its page."""
+"""A fake node with canned views, empty or busy: for the web server and its page."""
 
 import math
 import random
 import time
 from dataclasses import replace
+
+from fake_node import FakeNode
 
 from noloco_node.base.peer_names import name_of
 from noloco_node.views.history import HistoryView, MeetingView, Piece, Point, Rate, Said
@@ -14,42 +16,14 @@ ME = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
 BARE = StatusView(peer_id=ME, name=name_of(ME), version="0.1.0", state="training")
 
 
-class CannedNode:
-    def __init__(self) -> None:
-        self.now = BARE
-        self.others = PeersView()
-        self.past = HistoryView()
-        self.asked: list[str] = []
-        self.done: list[str] = []
-
-    def status(self) -> StatusView:
-        self.asked.append("status")
-        return self.now
-
-    def peers(self) -> PeersView:
-        self.asked.append("peers")
-        return self.others
-
-    def history(self) -> HistoryView:
-        self.asked.append("history")
-        return self.past
-
-    def pause(self) -> None:
-        self.done.append("pause")
-        self.now = replace(self.now, state="paused")
-
-    def resume(self) -> None:
-        self.done.append("resume")
-        self.now = replace(self.now, state="training")
-
-    def leave(self) -> None:
-        self.done.append("leave")
-        self.now = replace(self.now, state="leaving")
+def bare() -> FakeNode:
+    """A node that has just begun, and sees nobody."""
+    return FakeNode(BARE, PeersView(), HistoryView())
 
 
-def busy(rounds: int = 40, peers: int = 7) -> CannedNode:
+def busy(rounds: int = 40, peers: int = 7) -> FakeNode:
     """A node after some rounds with some peers."""
-    chance, node = random.Random(0), CannedNode()
+    chance, node = random.Random(0), bare()
     ids = [ME, *(f"12D3KooW{chance.getrandbits(200):050x}"[:52] for _ in range(peers))]
     ends = time.time()
     begins = [ends - 6.0 * (rounds - number) for number in range(rounds + 1)]

@@ -77,26 +77,33 @@ HISTORY = HistoryView(
 
 
 class FakeNode:
-    def __init__(self, status=STATUS, peers=PEERS, saved=None):
+    def __init__(self, status=STATUS, peers=PEERS, history=HISTORY, saved=None):
         """`saved`: a file; until it is there, the node saves when it leaves."""
-        self.view, self.rows, self.left = status, peers, 0
+        self.now, self.others, self.past = status, peers, history
+        self.asked, self.done = [], []
+        """Which views, and which acts."""
         self.saved = saved
         self.gone = asyncio.Event()
 
     def status(self):
-        return self.view
+        self.asked.append("status")
+        return self.now
 
     def peers(self):
-        return self.rows
+        self.asked.append("peers")
+        return self.others
 
     def history(self):
-        return HISTORY
+        self.asked.append("history")
+        return self.past
 
     def pause(self):
-        self.view = replace(self.view, state="paused", waiting_for="`noloco-node resume`")
+        self.done.append("pause")
+        self.now = replace(self.now, state="paused", waiting_for="`noloco-node resume`")
 
     def resume(self):
-        self.view = replace(self.view, state="training", waiting_for=None)
+        self.done.append("resume")
+        self.now = replace(self.now, state="training", waiting_for=None)
 
     def round_events(self):
         return ["   -0.500 s  Tick()"]
@@ -111,8 +118,8 @@ class FakeNode:
         return PingView(peer, 0.002 + payload_bytes / 1e6, "direct")
 
     def leave(self):
-        self.left += 1
-        self.view = replace(self.view, state="leaving", waiting_for="its last checkpoint" if self.saved else None)
+        self.done.append("leave")
+        self.now = replace(self.now, state="leaving", waiting_for="its last checkpoint" if self.saved else None)
         asyncio.get_running_loop().call_soon(self._save)
 
     def _save(self):

@@ -1,4 +1,4 @@
-"""The page of a CannedNode, served on uvloop as real nodes do, in a thread of its own: a test may block."""
+"""The page of a fake node, served on uvloop as real nodes do, in a thread of its own: a test may block."""
 
 import asyncio
 import threading
@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import uvloop
-from canned_node import CannedNode
+from fake_node import FakeNode
 
 from noloco_node.web import server
 
 
 class Served:
-    def __init__(self, node: CannedNode, token_file: Path, port: int) -> None:
+    def __init__(self, node: FakeNode, token_file: Path, port: int) -> None:
         self.node, self.token_file, self.url = node, token_file, ""
         self._port, self._ready = port, threading.Event()
         self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()))
@@ -32,7 +32,7 @@ class Served:
 
 
 @contextmanager
-def served(node: CannedNode, directory: Path, port: int = 0) -> Iterator[Served]:
+def served(node: FakeNode, directory: Path, port: int = 0) -> Iterator[Served]:
     page = Served(node, directory / "web.token", port)
     try:
         yield page

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import browser
 import pytest
 from browser import CHROMIUM, Tab
-from canned_node import BARE, CannedNode, busy
+from canned_node import BARE, bare, busy
 from ports import quiet_port
 from real_nodes import QUICK, Node, RealNodes, until
 from served_page import served
@@ -362,7 +362,7 @@ def test_charts_and_tables_work_by_keyboard(tab: Tab, tmp_path: Path) -> None:
 
 
 def test_every_state_has_its_words(tab: Tab, tmp_path: Path) -> None:
-    node = CannedNode()
+    node = bare()
     node.now = replace(BARE, state="starting", waiting_for="the network daemon")
     with served(node, tmp_path) as page:
         tab.go(page.url)
@@ -428,7 +428,7 @@ def test_a_node_that_was_told_to_leave_has_left(tab: Tab, tmp_path: Path) -> Non
 
 
 def test_before_the_first_word_of_the_node_it_says_that_it_connects(tab: Tab, tmp_path: Path) -> None:
-    with served(CannedNode(), tmp_path) as page:
+    with served(bare(), tmp_path) as page:
         tab.call("Fetch.enable", patterns=[{"urlPattern": "*/api/live"}])
         tab.go(page.url)
         shown = "[...document.querySelectorAll('main > *')].filter((one) => one.checkVisibility()).map((one) => one.id)"
@@ -444,7 +444,7 @@ def test_it_comes_back_with_the_node(tab: Tab, tmp_path: Path) -> None:
         tab.until(f"({FILLED}).rows === 8")
     tab.until("!document.querySelector('#banner').hidden")
     assert tab.value(FILLED)["rows"] == 8
-    fresh = CannedNode()
+    fresh = bare()
     fresh.now = replace(BARE, round=7)
     with served(fresh, tmp_path, port):
         tab.until("document.querySelector('#banner').hidden")

@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from canned_node import ME, CannedNode, busy
+from canned_node import ME, bare, busy
+from fake_node import FakeNode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ports import quiet_port
@@ -36,7 +37,7 @@ PAGE = ROOT / "noloco_node" / "web" / "page"
 class Server:
     """A running server, and the node behind it."""
 
-    def __init__(self, url: str, node: CannedNode, token: str) -> None:
+    def __init__(self, url: str, node: FakeNode, token: str) -> None:
         self.url, self.node, self.token = url, node, token
         self.port = int(url.rstrip("/").rpartition(":")[2])
         self.host = f"127.0.0.1:{self.port}"
@@ -540,7 +541,7 @@ def test_an_event_costs_little() -> None:
 
 async def test_a_port_in_use_is_reported_at_once(served: Server, tmp_path: Path) -> None:
     with pytest.raises(PortInUse, match=f"cannot be served at {served.host}, its port is in use by another program: "):
-        async with server.page(served.host, CannedNode(), tmp_path / "web.token"):
+        async with server.page(served.host, bare(), tmp_path / "web.token"):
             pass
 
 
@@ -595,7 +596,7 @@ def test_its_port_is_free_at_its_end_though_a_forked_worker_has_its_socket(
     monkeypatch.setattr(asyncio, "start_server", copied)
     port = quiet_port()
     for _ in range(2):
-        with serving(CannedNode(), tmp_path, port):
+        with serving(bare(), tmp_path, port):
             pass
     for copy in copies:
         os.close(copy)
