@@ -1,4 +1,4 @@
-"""What `peers` and `ping` show of others."""
+"""What `peers` and `ping` show of others. README.md beside this file says what each field of a row means."""
 
 from dataclasses import dataclass
 
@@ -31,12 +31,8 @@ class PeerRow:
     state: str
     """One of base/states.py, or GONE."""
     round: int
-    """As its presence record says, `last_seen_s` ago."""
     lag: int
-    """Rounds behind this node when that was written, negative when it was ahead; seen from outside: behind the peer
-    with the highest round."""
     via: str | None = None
-    """`direct` or `relayed`: how the last stream with it went; None where there was none."""
     tokens_per_s: float | None = None
     loss: float | None = None
     eval_loss: float | None = None
@@ -44,21 +40,14 @@ class PeerRow:
     sent: int = 0
     received: int = 0
     exchanges: int = 0
-    """Rounds committed together."""
     taken_back: int = 0
-    """Its corrections that were taken back. This and what follows this node has seen itself."""
+    """This and what follows, up to the quarantine, this node has seen itself."""
     refused: int = 0
-    """Its calls and swaps that were refused for what it sent."""
     failed: int = 0
-    """Swaps that broke."""
     quarantined_s: float = 0.0
-    """For so long from now it is neither called nor accepted."""
     quarantined_why: str = ""
-    """The quarantine's code."""
     run: str | None = None
-    """Its run's name, where the peers of several may be listed."""
     stage: int = 0
-    """That it holds, from 1; 0: the whole model."""
 
 
 @dataclass(frozen=True, slots=True)
