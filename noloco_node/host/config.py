@@ -308,8 +308,9 @@ class Setting:
 
 def explained(home: Home, environ: Mapping[str, str]) -> list[Setting]:
     """Raises UsageError where a value cannot be."""
-    resolve({"home": str(home.root)}, environ, read_home_toml(home.root), remembered.read(home))
-    home_toml, named, kept = _invited(read_home_toml(home.root)), _invited(_named(environ)), remembered.read(home)
+    home_toml, kept = read_home_toml(home.root), remembered.read(home)
+    resolve({"home": str(home.root)}, environ, home_toml, kept)
+    home_toml, named = _invited(home_toml), _invited(_named(environ))
     kept = remembered.fitting(kept, {**home_toml, **named})
     places: list[tuple[Mapping[str, object], str]]
     places = [(named, "environment"), (home_toml, "node.toml"), (kept, "remembered")]

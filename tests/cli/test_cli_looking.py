@@ -29,7 +29,6 @@ from noloco_node.run import invitation
 from noloco_node.run.invitation import Invitation
 from noloco_node.terminal.filter import PeerFilter
 from noloco_node.views.peers import PeersView
-from noloco_node.views.status import StatusView
 
 ROOT = Path(__file__).parents[2]
 OTHERS_NAME = "fair-hippo"
@@ -193,6 +192,7 @@ def test_goals(goal, changes, reached):
         ("training", {"state": "finished"}, "has finished"),
         ("round=101", {}, "never reaches round 101"),
         ("round=100", {}, None),
+        ("round=100", {"rounds_target": None}, None),
         ("finished", {"state": "finished"}, None),
     ],
 )
@@ -380,9 +380,3 @@ def test_showing_the_node_here_is_quick(verb, running):
         return spent
 
     assert any(spent_s() < 0.5 for _ in range(10))
-
-
-def test_goals_with_an_empty_status():
-    starting = StatusView(peer_id="p", name="n", version="0", state="starting")
-    assert not Goal.parse("round=1").reached(starting)
-    assert Goal.parse("finished").why_never(starting) is None

@@ -54,6 +54,12 @@ def swarm(tmp_path):
     _until(lambda: not _processes(scratch), "processes are left")
 
 
+def _ended(process):
+    """Exit code and what it printed."""
+    out, err = process.communicate(timeout=60 * PATIENCE)
+    return process.returncode, out, err
+
+
 def _until(true, complaint, patience_s=20):
     deadline = time.monotonic() + patience_s * PATIENCE
     while not true():
@@ -85,9 +91,8 @@ def _lives(process, tmp_path):
 
 
 def test_a_good_end(swarm):
-    done = swarm("--nodes", "2", "--rounds", "3")
-    out, err = done.communicate(timeout=60 * PATIENCE)
-    assert (done.returncode, err) == (0, "")
+    code, out, err = _ended(swarm("--nodes", "2", "--rounds", "3"))
+    assert (code, err) == (0, "")
     lines = out.splitlines()
     label = Manifest(name="tiny", rounds=3).label
     assert lines[0].endswith(f"2 nodes on this machine · run {label} · Ctrl-C stops everything")
@@ -104,9 +109,8 @@ def test_a_good_end(swarm):
 
 def test_json(swarm, tmp_path):
     (tmp_path / "mine.toml").write_text(toml.template("mine", rounds=2))
-    done = swarm("--nodes", "2", "--run", "mine.toml", "--json", "--keep", "kept")
-    out, err = done.communicate(timeout=60 * PATIENCE)
-    assert done.returncode == 0
+    code, out, err = _ended(swarm("--nodes", "2", "--run", "mine.toml", "--json", "--keep", "kept"))
+    assert code == 0
     shown = json.loads(out)
     assert (shown["schema"], shown["rounds"]) == (1, 2)
     assert shown["run_id"] == toml.load(tmp_path / "mine.toml").run_id
@@ -125,9 +129,8 @@ def test_a_folder_that_holds_something_is_not_written_to(swarm, tmp_path):
     (tmp_path / "kept").mkdir()
     mine = tmp_path / "kept" / "run.toml"
     mine.write_text(toml.template("mine", rounds=2))
-    done = swarm("--nodes", "2", "--rounds", "2", "--keep", "kept")
-    out, err = done.communicate(timeout=60 * PATIENCE)
-    assert (done.returncode, out) == (2, "")
+    code, out, err = _ended(swarm("--nodes", "2", "--rounds", "2", "--keep", "kept"))
+    assert (code, out) == (2, "")
     assert "kept is not empty" in err
     assert mine.read_text() == toml.template("mine", rounds=2)
 
@@ -135,38 +138,33 @@ def test_a_folder_that_holds_something_is_not_written_to(swarm, tmp_path):
 def test_a_web_page_for_each_node(swarm):
     first = quiet_port(in_a_row=2)
     with socket.create_server(("127.0.0.1", first + 1)):
-        taken = swarm("--nodes", "2", "--web", f"127.0.0.1:{first}")
-        _, err = taken.communicate(timeout=60 * PATIENCE)
-        assert taken.returncode == 5
+        code, _, err = _ended(swarm("--nodes", "2", "--web", f"127.0.0.1:{first}"))
+        assert code == 5
         assert err.startswith(f"a web page cannot be served at 127.0.0.1:{first + 1} (")
-    done = swarm("--nodes", "2", "--rounds", "2", "--json", "--web", f"localhost:{first}")
-    out, err = done.communicate(timeout=60 * PATIENCE)
-    assert done.returncode == 0, err
+    code, out, err = _ended(swarm("--nodes", "2", "--rounds", "2", "--json", "--web", f"localhost:{first}"))
+    assert code == 0, err
     assert [node["web"] for node in json.loads(out)["nodes"]] == [f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"]
     assert f"web pages, one per node: http://127.0.0.1:{first} to http://127.0.0.1:{first + 1}" in err
 
 
 @pytest.mark.parametrize("address", ["8090", "127.0.0.1:0", "127.0.0.1:65535", "here:80"])
 def test_an_address_that_cannot_be(swarm, address):
-    done = swarm("--nodes", "2", "--web", address)
-    _, err = done.communicate(timeout=60 * PATIENCE)
-    assert done.returncode == 2
+    code, _, err = _ended(swarm("--nodes", "2", "--web", address))
+    assert code == 2
     assert err.startswith("--web must ")
 
 
 def test_a_run_that_needs_each_nodes_own_files_is_refused_at_once(swarm, tmp_path):
     text = toml.template("mine").replace('source = "stdlib"', 'source = "files"')
     (tmp_path / "mine.toml").write_text(text)
-    done = swarm("--run", "mine.toml")
-    _, err = done.communicate(timeout=60 * PATIENCE)
-    assert done.returncode == 2
+    code, _, err = _ended(swarm("--run", "mine.toml"))
+    assert code == 2
     assert "swarm cannot pass --data to its nodes" in err
 
 
 def test_a_node_that_dies_does_not_stop_the_rest(swarm):
-    done = swarm("--nodes", "3", "--rounds", "6", PRETEND="die")
-    out, err = done.communicate(timeout=60 * PATIENCE)
-    assert done.returncode == 1
+    code, out, err = _ended(swarm("--nodes", "3", "--rounds", "6", PRETEND="die"))
+    assert code == 1
     assert re.search(r"failed: disk full: free some space", out)
     assert len(re.findall(r"done +6/6", out)) == 2
     assert re.fullmatch(
@@ -175,17 +173,15 @@ def test_a_node_that_dies_does_not_stop_the_rest(swarm):
 
 
 def test_where_all_of_a_stage_die_the_others_do_not_wait_for_them(swarm):
-    done = swarm("--nodes", "2", "--stages", "2", "--rounds", "100000", PRETEND="die")
-    out, err = done.communicate(timeout=60 * PATIENCE)
-    assert done.returncode == 1
+    code, out, err = _ended(swarm("--nodes", "2", "--stages", "2", "--rounds", "100000", PRETEND="die"))
+    assert code == 1
     assert re.search(r"failed: disk full: free some space", out)
     assert "ended with exit code 1: disk full: free some space" in err
 
 
 def test_nodes_without_a_partner(swarm):
-    done = swarm("--nodes", "2", "--rounds", "2", "--json", PRETEND="alone")
-    out, err = done.communicate(timeout=60 * PATIENCE)
-    assert done.returncode == 1
+    code, out, err = _ended(swarm("--nodes", "2", "--rounds", "2", "--json", PRETEND="alone"))
+    assert code == 1
     assert "found no partner in any round" in err
     document = json.loads(out)
     assert document["error"] == {"code": 1, "sentence": err.splitlines()[-1]}
@@ -193,9 +189,8 @@ def test_nodes_without_a_partner(swarm):
 
 
 def test_no_rendezvous(swarm):
-    done = swarm("--nodes", "2", PRETEND="none")
-    _, err = done.communicate(timeout=60 * PATIENCE)
-    assert done.returncode == 1
+    code, _, err = _ended(swarm("--nodes", "2", PRETEND="none"))
+    assert code == 1
     assert err == "the rendezvous of the local swarm did not start: no network here\n"
 
 

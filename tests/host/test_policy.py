@@ -1,4 +1,4 @@
-"""What a volunteer allows: a pause that outlives the node, and what `status` warns of."""
+"""What a volunteer allows, and what `status` warns of. That a pause outlives the node: test_state_files.py."""
 
 import asyncio
 from pathlib import Path
@@ -17,18 +17,6 @@ from noloco_node.observe.stats import NodeStats
 
 def allowance(home: Path, **settings: float) -> Policy:
     return Policy(NodeConfig(home=home, **settings), Home(home), lambda: None)
-
-
-def test_a_pause_outlives_the_node_until_it_is_ended(tmp_path: Path) -> None:
-    first = allowance(tmp_path)
-    assert first.held_back() is None
-    first.pause()
-    assert (first.held_back(), first.pause_ends()) == (PAUSED, "`noloco-node resume`")
-    second = allowance(tmp_path)
-    assert second.held_back() == PAUSED
-    assert second.pause_ends() == "`noloco-node resume` (paused before this start)"
-    second.resume()
-    assert second.held_back() is None and allowance(tmp_path).held_back() is None
 
 
 def test_a_home_that_cannot_be_written_costs_the_mark_alone(tmp_path: Path) -> None:

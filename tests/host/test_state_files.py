@@ -240,6 +240,9 @@ def test_a_pause_is_a_mark_that_a_restart_finds(
     assert node.held_back() == "paused" and "this pause will not outlive the node: the disk is full" in caplog.text
     assert start().held_back() is None and not list(tmp_path.iterdir())
     node.pause()
-    assert start().held_back() == "paused" and (tmp_path / "paused").stat().st_mode & 0o777 == 0o600
-    node.resume()
-    assert start().held_back() is None and not list(tmp_path.iterdir())
+    again = start()
+    assert again.held_back() == "paused" and (tmp_path / "paused").stat().st_mode & 0o777 == 0o600
+    assert node.pause_ends() == "`noloco-node resume`"
+    assert again.pause_ends() == "`noloco-node resume` (paused before this start)"
+    again.resume()
+    assert again.held_back() is start().held_back() is None and not list(tmp_path.iterdir())

@@ -20,7 +20,7 @@ from noloco_node.observe.stats import SHORTENED_SWAPS, NodeStats
 from noloco_node.peers.record import PeerRecord, accept, signed_record
 from noloco_node.rounds.service import RoundTotals
 from noloco_node.views.peers import GONE
-from noloco_node.views.status import GpuView, StatusView
+from noloco_node.views.status import GpuView, Health, StatusView
 
 NODE = StatusView(peer_id="me", name="brisk-heron", version="0", state="training")
 POLICY = cast("Any", SimpleNamespace(today=lambda: None, health=lambda *_, **__: ()))
@@ -39,6 +39,12 @@ class FakeRounds:
     def standings(self) -> dict[str, Standing]:
         absent = Standing(taken_back=1, quarantined_s=90.0, why="taken_back")
         return {self._here: Standing(committed=5, failed=2), ABSENT: absent}
+
+
+def health(stats: NodeStats) -> tuple[Health, ...]:
+    """Of a node that sees nobody."""
+    rounds = cast("Any", SimpleNamespace(partner=None, tally=RoundTotals(), standings=dict))
+    return status.status(NODE, stats, rounds, [], POLICY, None, None, None, GpuView()).health
 
 
 @pytest.fixture
@@ -77,8 +83,7 @@ def test_a_peers_lag_is_counted_when_its_record_was_written(here: PeerRecord) ->
 def test_a_node_that_is_too_slow_for_the_others_corrections_says_so() -> None:
     stats = NodeStats()
     stats.allowed.extend(SHORTENED_SWAPS * [0.06])
-    rounds = cast("Any", SimpleNamespace(partner=None, tally=RoundTotals(), standings=dict))
-    (finding,) = status.status(NODE, stats, rounds, [], POLICY, None, None, None, GpuView()).health
+    (finding,) = health(stats)
     assert "at most 6% of most of its last 8 corrections" in finding.text
     assert "--threads" in finding.remedy
 
@@ -92,8 +97,7 @@ def test_a_node_whose_loss_is_not_finite_is_seen_and_says_so(loss: float, tmp_pa
     sent = signed_record(identity, shown, run_id=RUN, boot=b"b" * 16, now=now)
     seen = accept(identity.peer_id, sent, RUN, now, ttl_s=60.0)
     assert seen and seen.eval_loss == 0.0, "not known"
-    rounds = cast("Any", SimpleNamespace(partner=None, tally=RoundTotals(), standings=dict))
-    (finding,) = status.status(NODE, stats, rounds, [], POLICY, None, None, None, GpuView()).health
+    (finding,) = health(stats)
     assert f"the loss on held-out data is {loss}" in finding.text
 
 
@@ -102,9 +106,7 @@ def test_a_loss_that_passes_zero_is_said(losses: tuple[float, ...], warns: int) 
     stats = NodeStats()
     for round, loss in enumerate(losses):
         stats.observe(Evaluated(round, loss))
-    rounds = cast("Any", SimpleNamespace(partner=None, tally=RoundTotals(), standings=dict))
-    health = status.status(NODE, stats, rounds, [], POLICY, None, None, None, GpuView()).health
-    assert ["has passed zero" in finding.text for finding in health] == [True] * warns
+    assert ["has passed zero" in finding.text for finding in health(stats)] == [True] * warns
 
 
 def test_peers_show_their_standing_and_who_left_in_quarantine(here: PeerRecord) -> None:
