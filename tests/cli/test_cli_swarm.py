@@ -10,13 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from patience import PATIENCE
 from ports import quiet_port
+from real_nodes import until
 
 from noloco_node.run import toml
 from noloco_node.run.schema import Manifest
@@ -51,20 +51,13 @@ def swarm(tmp_path):
     for process in started:
         process.kill()
         process.communicate()
-    _until(lambda: not _processes(scratch), "processes are left")
+    until(lambda: not _processes(scratch), "no process left")
 
 
 def _ended(process):
     """Exit code and what it printed."""
     out, err = process.communicate(timeout=60 * PATIENCE)
     return process.returncode, out, err
-
-
-def _until(true, complaint, patience_s=20):
-    deadline = time.monotonic() + patience_s * PATIENCE
-    while not true():
-        assert time.monotonic() < deadline, complaint
-        time.sleep(0.05)
 
 
 def _processes(scratch):
@@ -86,7 +79,7 @@ def _lives(process, tmp_path):
         words = [word for node in _processes(tmp_path / "t") for word in node.cmdline()]
         return next((Path(word) for word in words if word.endswith("/node-2")), None)
 
-    _until(lambda: (found := home()) and (found / "control.sock").exists(), "the nodes do not start")
+    until(lambda: (found := home()) and (found / "control.sock").exists(), "the nodes")
     return home().parent
 
 
@@ -202,7 +195,7 @@ def test_nothing_is_left_behind(swarm, tmp_path, how):
     process.send_signal(how)
     process.communicate(timeout=30 * PATIENCE)
     assert process.returncode == (-9 if how == signal.SIGKILL else 130)
-    _until(lambda: not _processes(tmp_path / "t") and not directory.exists(), "something is left")
+    until(lambda: not _processes(tmp_path / "t") and not directory.exists(), "nothing left")
 
 
 def test_a_node_that_will_not_leave_is_killed(swarm, tmp_path):
@@ -211,4 +204,4 @@ def test_a_node_that_will_not_leave_is_killed(swarm, tmp_path):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30 * PATIENCE)
     assert process.returncode == 130
-    _until(lambda: not directory.exists(), "its files are left")
+    until(lambda: not directory.exists(), "no file left")

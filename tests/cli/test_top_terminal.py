@@ -28,11 +28,7 @@ class PretendHome:
         self.node: subprocess.Popen[str] | None = None
 
     def live(self) -> None:
-        program = [sys.executable, fake_node.__file__, str(self.home.root)]
-        environ = os.environ | {"PYTHONPATH": str(ROOT)}
-        self.node = subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environ)
-        assert self.node.stdout is not None
-        assert self.node.stdout.readline() == "ready\n"
+        self.node = fake_node.begun(self.home.root)
 
     def die(self) -> None:
         if self.node:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +138,14 @@ async def live(home: Home, saved: Path | None) -> None:
             sys.stdout.write("ready\n")
             sys.stdout.flush()
             await node.gone.wait()
+
+
+def begun(root: Path) -> "subprocess.Popen[str]":
+    """A fake node in this home: a process of its own, because gRPC's asyncio needs one event loop per process."""
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen([sys.executable, __file__, str(root)], stdout=subprocess.PIPE, text=True, env=environ)
+    assert process.stdout and process.stdout.readline() == "ready\n"
+    return process
 
 
 if __name__ == "__main__":
