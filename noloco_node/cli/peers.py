@@ -113,8 +113,6 @@ def _news(peer: PeerRow) -> tuple[str, int, bool]:
 # ---- ping ----
 @dataclass(slots=True)
 class Pinged:
-    """The result of some round trips to one peer."""
-
     peer_id: str
     via: str | None = None
     connect_s: float | None = None

@@ -29,8 +29,6 @@ _VISIT_S = 90.0
 
 @dataclass(frozen=True, slots=True)
 class _Swarm:
-    """The result of a visit."""
-
     failure: str | None = None
     runs: tuple[str, ...] | None = None
     verdict: str | None = None

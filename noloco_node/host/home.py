@@ -42,7 +42,6 @@ def user_dir(environ: Mapping[str, str]) -> Path:
 
 
 def home_dir(flag: object, environ: Mapping[str, str]) -> Path:
-    """The home that `--home` names, else the default one."""
     return whole_path(str(flag)) if flag else default_home(environ)
 
 
@@ -78,7 +77,6 @@ class Home:
     """Where it is, the node makes no step: neither now nor after a restart."""
     traffic = _Inside("traffic.json")
     remembered = _Inside("remembered.json")
-    """What was given last time."""
     data = _Inside("data")
     """Token files made of the volunteer's files: made again where they are missing."""
 

@@ -81,8 +81,6 @@ def for_answers(upload_bytes_s: float | None, daily_upload: int | None) -> float
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Traffic of one day."""
-
     day: str = ""
     """The day in local time, as 2031-12-24."""
     sent: int = 0

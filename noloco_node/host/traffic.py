@@ -54,7 +54,6 @@ class Traffic:
 
     @property
     def used(self) -> Used:
-        """Today's traffic."""
         return self._used.plus(0, 0, self._day())
 
     async def sending(self, size_bytes: int) -> None:

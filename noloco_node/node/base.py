@@ -159,7 +159,6 @@ class BaseNode:
 
     @asynccontextmanager
     async def _page(self) -> AsyncIterator[None]:
-        """Serve the web page, where --web asks for it."""
         if self._config.web is None:
             yield
             return
@@ -240,7 +239,6 @@ class BaseNode:
             await self._network.wait()
 
     async def _keep_network(self) -> None:
-        """Start another p2pd whenever it has ended."""
         while True:
             how: str | None = await self._transport.lost()
             said = None

@@ -41,9 +41,7 @@ class Memory:
     device: int | None
     """Bytes that the run takes of the accelerator at most; None on a CPU."""
     host: int
-    """The same of the machine's memory."""
     plan: dict[str, dict[str, int]]
-    """The items that make up both: of `device` and of `host`."""
     copy: int
     """Bytes more of the machine's memory, now and then, for a joining node's copy of the state; it goes without where
     they are not free."""

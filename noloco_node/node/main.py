@@ -96,7 +96,6 @@ async def _settings(
 
 
 async def rendezvous(config: NodeConfig, report: Report) -> int:
-    """Train nothing: others find each other through this node."""
     node = RendezvousNode(config, report)
     with _told_to_leave(lambda: node, report):
         await node.run()

@@ -87,8 +87,6 @@ LAST_SWAP_S = 30.0
 
 
 class TrainingNode(BaseNode):
-    """Trains, and swaps corrections with one peer a round."""
-
     def __init__(
         self,
         config: NodeConfig,

@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 
 class JsonLines(RotatingFileHandler):
-    """One such file, with the full ones beside it."""
-
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         super().__init__(path, maxBytes=max_bytes, backupCount=KEPT, encoding="utf-8", delay=True)
         self._over = False

@@ -48,7 +48,6 @@ class NodeStats:
     step: int = 0
     """At the last boundary."""
     phase: Phase | None = None
-    """The inner phase under way."""
     rounds_target: int | None = None
     """The round at which this node stops."""
     steps_a_round: int | None = None

@@ -29,8 +29,6 @@ _SILENT_S = 5.0  # without a terminal: the longest time without a line
 
 
 class NodeProcess(Protocol):
-    """One node of the swarm."""
-
     @property
     def label(self) -> str: ...
 

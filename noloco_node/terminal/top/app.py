@@ -21,8 +21,6 @@ _BY_SIGNAL = 128  # plus its number: the exit code that a shell gives a process 
 
 
 class Session:
-    """`top` on one terminal."""
-
     def __init__(self, home: Home, every_s: float) -> None:
         self.last_line: str | None = None
         """To print when the terminal is restored."""
