@@ -54,11 +54,7 @@ def runs(home: Home) -> list[Path]:
 def written_at(folder: Path) -> float | None:
     """When one of the files in it was written last, in seconds since 1970. The folder's own time would be that of the
     last new name in it: where a node came back to a run, none is new."""
-    times = []
-    for path in files_below(folder):
-        with suppress(OSError):  # it was just removed
-            times.append(path.stat().st_mtime)
-    return max(times, default=None)
+    return max(_times(folder), default=None)
 
 
 def size_of(path: Path) -> int | None:
@@ -81,3 +77,9 @@ def _bytes(path: Path) -> int | None:
         return 0 if path.is_dir() else path.stat().st_size
     except OSError:  # it does not exist, or was just removed
         return None
+
+
+def _times(folder: Path) -> Iterator[float]:
+    for path in files_below(folder):
+        with suppress(OSError):  # it was just removed
+            yield path.stat().st_mtime

@@ -44,18 +44,18 @@ def test_a_line_for_each_system_in_the_order_of_x() -> None:
     ]
 
 
-def test_rows_are_printed_drawn_and_given_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_printed_and_given_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [row("ours", 2, 1.0), row("ours", 4, 2.0)]
     cells = {"system": lambda row: row.system, "seconds": lambda row: f"{row.seconds:.1f}"}
     args = argparse.Namespace(what="sync", quick=True, json=False, plot=None)
-    assert output.finish(args, rows, cells, title="title", settings=["setting"], panels=[]) == 0
+    output.show(args, cells, rows)
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["system", "seconds"],
         ["ours", "1.0"],
         ["ours", "2.0"],
     ]
     args.json = True
-    assert output.finish(args, rows, cells, title="title", settings=["setting"], panels=[], load=1.5) == 0
+    output.show(args, cells, rows, load=1.5)
     document = json.loads(capsys.readouterr().out)
     assert document == {
         "schema": 1,
@@ -77,7 +77,7 @@ def test_rows_before_a_failure_are_printed(
 
     args = argparse.Namespace(what="sync", quick=False, json=True, plot=None)
     with pytest.raises(type(error)):
-        output.measured(run, partial(output.show, args, cells={}))
+        output.measured(run, partial(output.show, args, {}))
     out = capsys.readouterr().out
     assert [each["system"] for each in json.loads(out)["rows"]] == ["ours"] * before if before else not out
 

@@ -3,7 +3,7 @@
 import argparse
 from functools import partial
 
-from noloco_node.cli.bench.output import Cells, finish, measured, names, numbers, shared, show
+from noloco_node.cli.bench.output import Cells, draw, measured, names, numbers, shared, show
 from noloco_node.cli.options import Verbs, option, verb, whole_number
 
 ABOUT = """\
@@ -36,9 +36,8 @@ def run(args: argparse.Namespace) -> int:
     wanted = names(args.systems, "--systems", [system.name for system in averaging.SYSTEMS])
     links.require()
     systems = [system for system in averaging.SYSTEMS if system.name in wanted]
-    rows = measured(lambda say: averaging.run(ns, systems, mbit, rounds, say), partial(show, args, cells=CELLS))
-    settings = [f"{rounds} rounds", f"{mbit} Mbit/s"]
-    return finish(args, rows, CELLS, title="Averaging", settings=settings, panels=averaging.panels(rows))
+    rows = measured(lambda say: averaging.run(ns, systems, mbit, rounds, say), partial(show, args, CELLS))
+    return draw(args, "Averaging", [f"{rounds} rounds", f"{mbit} Mbit/s"], averaging.panels(rows))
 
 
 CELLS: Cells = {

@@ -3,7 +3,7 @@
 import argparse
 from functools import partial
 
-from noloco_node.cli.bench.output import Cells, finish, measured, shared, show
+from noloco_node.cli.bench.output import Cells, draw, measured, shared, show
 from noloco_node.cli.options import Verbs, option, verb, whole_number
 
 ABOUT = """\
@@ -30,9 +30,8 @@ def run(args: argparse.Namespace) -> int:
     from noloco_node.bench import exchange
 
     pieces = (size << 20) // exchange.PAYLOAD_BYTES
-    rows = measured(lambda say: exchange.run(pieces, repeats, say), partial(show, args, cells=CELLS))
-    settings = [f"{size} MiB each way", "loopback"]
-    return finish(args, rows, CELLS, title="The exchange path", settings=settings, panels=exchange.panels(rows))
+    rows = measured(lambda say: exchange.run(pieces, repeats, say), partial(show, args, CELLS))
+    return draw(args, "The exchange path", [f"{size} MiB each way", "loopback"], exchange.panels(rows))
 
 
 CELLS: Cells = {

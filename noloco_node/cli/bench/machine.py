@@ -57,7 +57,7 @@ def _codec(args: argparse.Namespace) -> int:
         else:
             _print(rows)
 
-    show(measured(lambda say: codec.run(params, devices, wanted, args.quick, say), show))
+    measured(lambda say: codec.run(params, devices, wanted, args.quick, say), show)
     return 0
 
 

@@ -42,7 +42,7 @@ def names(text: str | None, flag: str, known: Sequence[str]) -> list[str]:
 
 
 def measured(run: "Callable[[Progress], Iterable[R]]", show: Callable[[list[R]], None]) -> list[R]:
-    """All rows of a bench. Where it fails or is interrupted, those before are shown: an hour may be behind them."""
+    """All rows of a bench, shown. Where it fails or is interrupted, those before are: an hour may be behind them."""
     from noloco_node.terminal.progress import Progress
 
     rows: list[R] = []
@@ -54,31 +54,23 @@ def measured(run: "Callable[[Progress], Iterable[R]]", show: Callable[[list[R]],
         if rows:
             show(rows)
         raise
+    show(rows)
     return rows
 
 
-def finish(  # noqa: PLR0913
-    args: argparse.Namespace,
-    rows: "Sequence[Row]",
-    cells: Cells,
-    *,
-    title: str = "",
-    settings: Sequence[str] = (),
-    panels: Sequence[plots.Panel] = (),
-    **more: Any,
-) -> int:
-    """Print the rows as a table or as JSON, and draw them where that is wanted. `more`: further fields of the JSON."""
-    show(args, rows, cells, **more)
-    if panels and args.plot is not None:
-        plots.draw(args.plot, title, settings, panels)
-    return 0
-
-
-def show(args: argparse.Namespace, rows: "Sequence[Row]", cells: Cells, **more: Any) -> None:
+def show(args: argparse.Namespace, cells: Cells, rows: "Sequence[Row]", **more: Any) -> None:
+    """As a table or as JSON. `more`: further fields of the JSON."""
     if args.json:
         print_json({"bench": args.what, "quick": args.quick, **more, "rows": [row.document() for row in rows]})
     else:
         print_table(rows, cells)
+
+
+def draw(args: argparse.Namespace, title: str, settings: Sequence[str], panels: Sequence[plots.Panel]) -> int:
+    """Where that is wanted. Returns the exit code."""
+    if panels and args.plot is not None:
+        plots.draw(args.plot, title, settings, panels)
+    return 0
 
 
 def print_table(rows: Sequence[Any], cells: Mapping[str, Callable[[Any], str]]) -> None:

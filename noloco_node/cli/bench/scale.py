@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.plots import Line, Panel
 from noloco_node.base.units import size
-from noloco_node.cli.bench.output import Cells, finish, measured, numbers, shared, show
+from noloco_node.cli.bench.output import Cells, draw, measured, numbers, shared, show
 from noloco_node.cli.options import Verbs, option, verb
 
 if TYPE_CHECKING:
@@ -43,9 +43,8 @@ def run(args: argparse.Namespace) -> int:
             yield from scale.real(real, args.quick, say)
         yield from scale.virtual(virtual, say)
 
-    rows = measured(rows_of, partial(show, args, cells=_CELLS))
-    title = "What a node takes for a round"
-    return finish(args, rows, _CELLS, title=title, settings=_settings(rows), panels=_panels(rows, args))
+    rows = measured(rows_of, partial(show, args, _CELLS))
+    return draw(args, "What a node takes for a round", _settings(rows), _panels(rows))
 
 
 def _counts(given: str | None, flag: str, most: int, usual: tuple[int, ...]) -> list[int]:
@@ -61,9 +60,7 @@ def _settings(rows: "list[Row]") -> list[str]:
     return list(sizes.values())
 
 
-def _panels(rows: "list[Row]", args: argparse.Namespace) -> list[Panel]:
-    if args.plot is None:
-        return []
+def _panels(rows: "list[Row]") -> list[Panel]:
     from noloco_node.bench.rows import lines
 
     operations = [

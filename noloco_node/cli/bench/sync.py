@@ -7,7 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from noloco_node.base.extras import pip_install
-from noloco_node.cli.bench.output import Cells, finish, measured, names, numbers, shared, show
+from noloco_node.cli.bench.output import Cells, draw, measured, names, numbers, shared, show
 from noloco_node.cli.options import Verbs, option, verb, whole_number
 from noloco_node.errors import UsageError
 
@@ -58,10 +58,8 @@ def run(args: argparse.Namespace) -> int:
                 say.line(f"{system.name} is left out: {pip_install(system.needs)}")
         return sync.run(settings, [s for s in systems if not s.missing], repeats, seed, say)
 
-    rows = measured(rows_of, partial(show, args, cells=CELLS))
-    panels = sync.panels(rows)
-    title, words = "One averaging step", [f"{repeats} steps", f"seed {seed}"]
-    return finish(args, rows, CELLS, title=title, settings=words, panels=panels)
+    rows = measured(rows_of, partial(show, args, CELLS))
+    return draw(args, "One averaging step", [f"{repeats} steps", f"seed {seed}"], sync.panels(rows))
 
 
 CELLS: Cells = {

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from noloco_node.base.plots import Line, Panel
-from noloco_node.cli.bench.output import Cells, finish, measured, names, shared, show
+from noloco_node.cli.bench.output import Cells, draw, measured, names, shared, show
 from noloco_node.cli.options import Verbs, option, verb, whole_number
 from noloco_node.errors import UsageError
 
@@ -52,11 +52,11 @@ def run(args: argparse.Namespace) -> int:
     nodes = whole_number(args.nodes, "--nodes", 8, 2)
     steps = steps if args.steps is None else whole_number(args.steps, "--steps", 1000, 1)
     job = train.Job(setting, nodes, args.mbit, args.seconds or seconds, steps, args.goal or train.GOAL)
-    rows = measured(lambda say: train.run(job, systems, say), partial(show, args, cells=_CELLS))
+    rows = measured(lambda say: train.run(job, systems, say), partial(show, args, _CELLS, setting=asdict(setting)))
     title = f"{nodes} nodes behind links of {args.mbit:g} Mbit/s"
     step = f"{setting.tokens} tokens a step of {setting.step_s:g} s"
     told = f"{rows[0].params / 1e6:.1f} M parameters, {step}, phases of {steps} steps"
-    return finish(args, rows, _CELLS, title=title, settings=[told], panels=_panels(rows), setting=asdict(setting))
+    return draw(args, title, [told], _panels(rows))
 
 
 def _panels(rows: "list[Row]") -> list[Panel]:
