@@ -116,13 +116,7 @@ class LocalSwarm:
         self._all: list[Member] = []
 
     async def run(  # noqa: PLR0913, PLR0917
-        self,
-        manifest: Path,
-        nodes: int,
-        rounds: int | None,
-        watch: Watch,
-        pages: Sequence[str] = (),
-        stages: int = 0,
+        self, manifest: Path, nodes: int, rounds: int | None, watch: Watch, pages: Sequence[str] = (), stages: int = 0
     ) -> None:
         """Train until every node has finished or ended, or no more can, calling `watch` every POLL_S. `pages`:
         addresses for --web; `stages`: of the run, held by one node after the other.

@@ -120,10 +120,7 @@ def _memory(stats: NodeStats, ready: Ready | None) -> MemoryView:
 
 
 def peers(
-    own: Recorder,
-    seen: Collection[PeerRecord],
-    via: Callable[[str], str | None],
-    seen_of: Mapping[str, Standing],
+    own: Recorder, seen: Collection[PeerRecord], via: Callable[[str], str | None], seen_of: Mapping[str, Standing]
 ) -> PeersView:
     """`seen_of`: what this node has seen of them itself. A record may be many short rounds old, so a peer's round is
     compared with this node's of the same moment."""

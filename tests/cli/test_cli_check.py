@@ -115,11 +115,7 @@ def test_a_step_that_takes_too_long_is_estimated(tmp_path, capsys, monkeypatch):
             2,
             "model.config: GPT2Config cannot be built from it",
         ),
-        (
-            {"config": f"{SMALL}, hidden_act = 'nothing'"},
-            2,
-            "model.config: LlamaConfig cannot be built from it",
-        ),
+        ({"config": f"{SMALL}, hidden_act = 'nothing'"}, 2, "model.config: LlamaConfig cannot be built from it"),
     ],
 )
 def test_an_authors_mistakes(changes, code, says, tmp_path, capsys):

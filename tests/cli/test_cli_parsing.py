@@ -197,10 +197,7 @@ def test_what_shows_something_has_json(verb, capsys):
         (["join", "--threads", "two", "--bootstrap", "x"], "--threads must be a whole number"),
         (["join", "--bootstrap", "somewhere"], "--bootstrap must be addresses like"),
         (["doctor", "--bootstrap", "somewhere"], "or an invitation, nn1…, not 'somewhere'"),
-        (
-            ["start", "run.toml", "--max-upload", "-5MB"],
-            "at least 32kB, not '-5MB'",
-        ),
+        (["start", "run.toml", "--max-upload", "-5MB"], "at least 32kB, not '-5MB'"),
         (["bootstrap", "--listen", "4001"], "--listen must be an address like"),
         (["swarm", "--nodes", "1"], "--nodes must be a whole number from 2 to 64, not '1'"),
         (["swarm", "--stages", "3"], "--stages must be 2, not '3'"),

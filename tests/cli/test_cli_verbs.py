@@ -275,10 +275,7 @@ def test_a_finished_run_started_again_says_so_at_once(node, home, capsys):
     capsys.readouterr()
     reached(home.run(run.run_id) / "checkpoints", 200)
     done = subprocess.run(
-        [
-            *(sys.executable, "-X", "importtime", "-m", "noloco_node"),
-            *("start", "run.toml", "--home", str(home.root)),
-        ],
+        [*(sys.executable, "-X", "importtime", "-m", "noloco_node"), *("start", "run.toml", "--home", str(home.root))],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
