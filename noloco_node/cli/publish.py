@@ -121,7 +121,15 @@ def sample(args: argparse.Namespace) -> int:
     args.text = os.fsencode(args.text).decode(errors="replace")  # a word may have been cut within a letter
     trained = _load(args, [_place(args)])
     with _beside_a_node():
-        pieces = _continuation(trained, args)
+        pieces = continuation(
+            trained.module.to(choose_devices(_settings(args).device)[0]),
+            trained.tokenizer,
+            trained.run.data.sequence_length,
+            args.text,
+            tokens=args.tokens,
+            temperature=args.temperature,
+            seed=args.seed,
+        )
         if args.json:
             print_json(_document(trained, {"text": args.text, "continuation": "".join(pieces)}))
             return 0
@@ -131,18 +139,6 @@ def sample(args: argparse.Namespace) -> int:
             sys.stdout.flush()
     sys.stdout.write("\n")
     return 0
-
-
-def _continuation(trained: Trained, args: argparse.Namespace) -> Iterator[str]:
-    return continuation(
-        trained.module.to(choose_devices(_settings(args).device)[0]),
-        trained.tokenizer,
-        trained.run.data.sequence_length,
-        args.text,
-        tokens=args.tokens,
-        temperature=args.temperature,
-        seed=args.seed,
-    )
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""Errors before a node runs: each is one sentence with the remedy and an exit code, soon."""
+"""Errors before a node runs, as a process: each is one sentence with the remedy and an exit code, soon.
+
+Those that need no node: tests/cli, tests/run/test_toml.py.
+"""
 
 import json
 import socket
@@ -20,21 +23,6 @@ def fails(real_nodes: RealNodes, *words: str) -> tuple[int, str]:
     return done.returncode, lines[0]
 
 
-def test_an_address_that_is_none(real_nodes: RealNodes) -> None:
-    code, sentence = fails(real_nodes, "join", "--bootstrap", "example.org:4001")
-    assert code == 2
-    assert "/ip4/" in sentence, "it shows what one looks like"
-
-
-def test_a_bootstrap_that_refuses(real_nodes: RealNodes) -> None:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))  # and does not listen
-        port = s.getsockname()[1]
-        code, sentence = fails(real_nodes, "join", "--bootstrap", f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
-    assert code == 10
-    assert f"127.0.0.1:{port}" in sentence
-
-
 def test_a_bootstrap_that_is_somebody_else(real_nodes: RealNodes) -> None:
     """Something listens there, but it is no libp2p node."""
     with socket.socket() as s:
@@ -44,22 +32,6 @@ def test_a_bootstrap_that_is_somebody_else(real_nodes: RealNodes) -> None:
         code, sentence = fails(real_nodes, "join", "--bootstrap", address)
     assert code == 10
     assert "cannot reach the swarm" in sentence
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "named"),
-    [
-        ("steps", '"many"', "inner.steps"),
-        ("alpha", "0.95", "outer"),
-        ("codec", '"gzip"', "outer.codec"),
-        ("learning_rate", "nan", "inner.learning_rate"),
-    ],
-)
-def test_a_manifest_with_a_wrong_value(real_nodes: RealNodes, key: str, value: str, named: str) -> None:
-    path = real_nodes.manifest(**{key: value})
-    code, sentence = fails(real_nodes, "start", str(path))
-    assert code == 2
-    assert named in sentence
 
 
 SHORT = {"architecture": "BertConfig", "config": {"max_position_embeddings": 32}}
@@ -101,14 +73,6 @@ def test_what_is_found_when_the_model_is_built(
     assert {path.name for path in home.iterdir()} == {"identity.key", "node.lock", "node.log"}
 
 
-def test_a_manifest_with_an_unknown_key(real_nodes: RealNodes) -> None:
-    path = real_nodes.manifest()
-    path.write_text(path.read_text() + "\n[extra]\nkey = 1\n")
-    code, sentence = fails(real_nodes, "start", str(path))
-    assert code == 2
-    assert "extra" in sentence
-
-
 def test_a_port_in_use(real_nodes: RealNodes) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -119,9 +83,3 @@ def test_a_port_in_use(real_nodes: RealNodes) -> None:
         )
     assert code == 5
     assert str(port) in sentence
-
-
-def test_nobody_to_look_at(real_nodes: RealNodes) -> None:
-    code, sentence = fails(real_nodes, "status")
-    assert code == 3
-    assert "start" in sentence or "join" in sentence

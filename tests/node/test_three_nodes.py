@@ -6,7 +6,6 @@ others go on, it restarts from its checkpoint, and all leave. Each may also run 
 
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from patience import PATIENCE
@@ -84,12 +83,6 @@ def test_who_trusted_on_first_use_says_so(volunteers: list[Node]) -> None:
     assert not volunteers[1].printed("trusting (12D3Koo)"), "the author was named"
 
 
-def test_a_second_node_in_the_same_home_is_refused(real_nodes: RealNodes, author: Node) -> None:
-    done = real_nodes.run("start", str(real_nodes.root / "run.toml"), "--home", str(author.home), within_s=60)
-    assert done.returncode == 4
-    assert str(author.process.pid) in done.stderr
-
-
 def test_a_killed_node_leaves_nothing_and_the_others_go_on(author: Node, volunteers: list[Node]) -> None:
     victim, survivor = volunteers
     until(lambda: victim.ask("status").get("round", 0) >= 12, "a checkpoint, which comes every ten rounds")
@@ -144,9 +137,3 @@ def alive() -> set[int]:
 
     # with their status, so that one that is just going is passed over
     return {p.pid for p in psutil.process_iter(["status"]) if p.info["status"] != psutil.STATUS_ZOMBIE}
-
-
-def test_the_homes_are_their_owners_alone(real_nodes: RealNodes) -> None:
-    for home in (real_nodes.root / "author", real_nodes.root / "one"):
-        assert home.stat().st_mode & 0o077 == 0
-        assert (Path(home) / "identity.key").stat().st_mode & 0o077 == 0
