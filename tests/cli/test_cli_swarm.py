@@ -118,7 +118,6 @@ def test_json(swarm, tmp_path):
 
 
 def test_a_folder_that_holds_something_is_not_written_to(swarm, tmp_path):
-    """A run.toml that somebody had written there was replaced."""
     (tmp_path / "kept").mkdir()
     mine = tmp_path / "kept" / "run.toml"
     mine.write_text(toml.template("mine", rounds=2))

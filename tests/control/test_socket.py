@@ -62,8 +62,6 @@ async def test_a_call_whose_connection_is_closed_says_so(home):
 
 
 async def test_a_node_that_collects_states_and_says_nothing_more_is_there(home, monkeypatch):
-    """It was taken for one that is not running."""
-
     class Silent(FakeNode):
         async def gather(self, _):
             yield GatherView(doing="asking")

@@ -167,23 +167,7 @@ def test_a_broken_node_toml(tmp_path):
 
 
 @given(
-    st.sampled_from(
-        [
-            "listen",
-            "announce",
-            "bootstrap",
-            "device",
-            "threads",
-            "rounds",
-            "linger",
-            "run",
-            "log_level",
-            "log_format",
-            "data",
-            "tokenizer",
-            "sinks",
-        ]
-    ),
+    st.sampled_from(list(config._PARSERS)),
     st.text() | st.integers() | st.floats() | st.lists(st.text()) | st.none() | st.dictionaries(st.text(), st.text()),
 )
 def test_no_value_raises_anything_but_ours(key, value):

@@ -64,7 +64,6 @@ def test_status_counts_the_quarantined_and_warns(here: PeerRecord) -> None:
 
 
 def test_a_peers_lag_is_counted_when_its_record_was_written(here: PeerRecord) -> None:
-    """A peer of the same pace was shown as ten rounds behind, beside a swap with it that was just done."""
     own = Recorder("me")
 
     def lag() -> int:

@@ -123,7 +123,6 @@ def test_busy_since_the_start_and_over_the_last_minute() -> None:
 
 
 def test_the_first_minute_counts_from_the_start() -> None:
-    """It counted from the first reading, so a long evaluation after that made it 0%."""
     stats = NodeStats()
     for second in range(1, 91):
         stats.spend(

@@ -209,16 +209,8 @@ def test_its_files_and_what_they_say(exported: Path, made: Left) -> None:
     assert list(exported.parent.iterdir()) == [exported], "nothing is left beside it"
     card = (exported / "README.md").read_text()
     author = Identity.load_or_create(made.home.identity).peer_id
-    for word in (
-        made.run.run_id,
-        made.run.label,
-        author,
-        "round 2 of 8",
-        "AdamW",
-        "lattice:3",
-        "| update's length | kept |",
-        f"{made.eval_loss:.4f}",
-    ):
+    about = "round 2 of 8", "AdamW", "lattice:3", "| update's length | kept |", f"{made.eval_loss:.4f}"
+    for word in (made.run.run_id, made.run.label, author, *about):
         assert word in card
     file = signed_file.read(exported)
     assert (file.run, file.signed.author) == (made.run, author)
@@ -426,8 +418,6 @@ def test_a_mean_of_live_peers_wants_a_running_node(
 def test_a_mean_of_live_peers_says_whose_the_states_are(
     left: Left, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It named files that are gone when the command ends."""
-
     class Gathers(FakeNode):
         async def gather(self, _peers):
             folder = tmp_path / "gathered"
