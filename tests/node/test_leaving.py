@@ -62,7 +62,8 @@ async def test_a_state_that_could_not_even_be_copied_is_not_saved(tmp_path: Path
     node = TrainingNode(NodeConfig(home=tmp_path), lambda _: None, sign(Manifest(name="tiny"), author))
     keeper = CheckpointKeeper(tmp_path / "checkpoints", "ab" * 32)
     node._stats.round = 7
-    await node._new_schedule(cast("Any", NoRoom()), keeper, bytes(32)).save_now(leaving=True)
+    ready = cast("Any", SimpleNamespace(layout=bytes(32), parameters=1))
+    await node._new_schedule(cast("Any", NoRoom()), keeper, ready).save_now(leaving=True)
     assert keeper.unsaved is not None and keeper.unsaved.exit_code == 20
     assert str(keeper.unsaved).startswith("round 7 is not saved, and no earlier one is: the disk is full: ")
     assert [found.level for found in keeper.health(1000)] == ["error"]
