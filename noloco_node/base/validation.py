@@ -49,10 +49,16 @@ def shown(value: object) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`did you mean steps?`: those that begin so, or one that is similar; the list of all where there is none."""
+    """`did you mean steps?`; the list of all where none is similar."""
     known = sorted(known)
-    close = [each for each in known if each.startswith(word)] or get_close_matches(word, known, n=1)
+    close = similar(word, known)
     return f"did you mean {listed(close)}?" if close else f"it may be {listed(known)}"
+
+
+def similar(word: str, known: Iterable[str]) -> list[str]:
+    """Those that begin so, or one that is nearly the same."""
+    known = sorted(known)
+    return [each for each in known if each.startswith(word)] or get_close_matches(word, known, n=1)
 
 
 def listed(words: Sequence[str]) -> str:

@@ -3,14 +3,14 @@
 import argparse
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from noloco_node.base.validation import did_you_mean, listed, shown
+from noloco_node.base.validation import did_you_mean, listed, shown, similar
 from noloco_node.cli import options
 from noloco_node.errors import UsageError
 from noloco_node.version import PROTOCOL, VERSION
@@ -63,7 +63,8 @@ class _Parser(argparse.ArgumentParser):
         is_value = action.nargs not in {argparse.PARSER, argparse.REMAINDER} and action.dest not in {"text", "sinks"}
         if not arg_string and is_value:  # `sample ''` begins a text, `--sinks ''` is none at all
             name = action.option_strings[-1] if action.option_strings else action.metavar
-            raise UsageError(f"{name} is empty: name one, or leave it out")
+            is_needed = action.required and action.nargs != argparse.ZERO_OR_MORE
+            raise UsageError(f"{name} is empty: name one" + ("" if is_needed else ", or leave it out"))
         with suppress(argparse.ArgumentError):
             value = super()._get_value(action, arg_string)
             if not isinstance(value, float) or math.isfinite(value):
@@ -84,6 +85,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 _INVITATION = "nn1SckV2vaSQ..."
+_INSTEAD = {("swarm", "--home"): "its nodes have homes of their own, which --keep DIR keeps"}
+"""Options of other verbs, and what this one has for them."""
 _FILES = ("FILE", "FILES", "FOLDER", "PATH", "DIR", "run.toml", "out.png")
 """What values and arguments are called that are names of files or folders."""
 
@@ -115,7 +118,7 @@ def parse(args: Sequence[str]) -> tuple[Function, argparse.Namespace]:
     for word in takewhile("--".__ne__, args[1:]):
         flag, has_value, value = word.partition("=")
         if flag.startswith("--") and flag not in flags:  # before its value is taken for something else
-            raise UsageError(f"{name} does not know {flag!r}, {did_you_mean(flag, flags)}")
+            raise UsageError(f"{name} does not know {flag!r}{_instead(name, flag, flags)}")
         if flag in flags and has_value and flags[flag].nargs == 0:
             raise UsageError(f"{flag} takes no value, not {shown(value)}: type {listed(flags[flag].option_strings)}")
     given, unknown = parser.parse_known_args(args)
@@ -125,6 +128,14 @@ def parse(args: Sequence[str]) -> tuple[Function, argparse.Namespace]:
         raise UsageError(f"{second!r} comes first, before {shown(args[1])}: see `noloco-node {name} {second} --help`")
     verb = _VERBS[name]
     return getattr(import_module(f"noloco_node.cli.{verb.module}"), verb.function or name), given
+
+
+def _instead(verb: str, flag: str, known: Iterable[str]) -> str:
+    if told := _INSTEAD.get((verb, flag)):
+        return f": {told}"
+    words = {each.lstrip("-"): each for each in known}  # the dashes alone would make two of them alike
+    close = [words[word] for word in similar(flag.lstrip("-"), words)]
+    return f", did you mean {listed(close)}?" if close else f": see `noloco-node {verb} --help`"
 
 
 def _flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:

@@ -86,12 +86,20 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
-    [(["tokenize", ""], "FILES"), (["start", "run.toml", "--home", ""], "--home"), (["join", "--data="], "--data")],
+    ("words", "sentence"),
+    [
+        (["tokenize", ""], "FILES is empty: name one"),
+        (["ping", ""], "PEER is empty: name one"),
+        (["wait", "--for", ""], "--for is empty: name one"),
+        (["join", ""], "INVITATION is empty: name one, or leave it out"),
+        (["eval", ""], "PATH is empty: name one, or leave it out"),
+        (["start", "run.toml", "--home", ""], "--home is empty: name one, or leave it out"),
+        (["join", "--data="], "--data is empty: name one, or leave it out"),
+    ],
 )
-def test_a_shells_variable_that_is_not_set_is_no_value(words, named, capsys):
+def test_a_shells_variable_that_is_not_set_is_no_value(words, sentence, capsys):
     assert main(words) == 2
-    assert f"{named} is empty: name one, or leave it out" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"{sentence}\n"
 
 
 def test_no_sinks_may_be_said():
@@ -176,6 +184,10 @@ def test_what_shows_something_has_json(verb, capsys):
         (["--home", "x", "status"], "the verb comes first, before '--home'"),
         (["status", "--jsn"], "status does not know '--jsn', did you mean --json?"),
         (["status", "now"], "status does not know 'now'"),
+        (["status", "--he"], "status does not know '--he', did you mean --help?"),
+        (["simulate", "--foo", "3"], "simulate does not know '--foo': see `noloco-node simulate --help`"),
+        (["swarm", "--hme", "x"], "swarm does not know '--hme': see `noloco-node swarm --help`"),
+        (["swarm", "--home", "x"], "'--home': its nodes have homes of their own, which --keep DIR keeps"),
         (["swarm", "--nodez=4"], "swarm does not know '--nodez', did you mean --nodes?"),
         (["simulate", "--roundz", "3"], "simulate does not know '--roundz', did you mean --rounds?"),
         (["simulate", "network", "--sizez", "3"], "simulate does not know '--sizez', did you mean --sizes?"),
