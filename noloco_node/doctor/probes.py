@@ -41,12 +41,12 @@ def descriptors() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def port(listen: Address) -> str | None:
+def port(listen: Address) -> NolocoError | None:
     """Why a node cannot listen there; None if it can."""
     try:
         check_port(listen)
     except NolocoError as error:
-        return str(error).partition(": ")[0]
+        return error
     return None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from noloco_node.base.addresses import Address
 from noloco_node.base.units import count, rate, size, span
-from noloco_node.errors import ClockTooFarOff, PortInUse, SwarmUnreachable
+from noloco_node.errors import ClockTooFarOff, NolocoError, PortInUse, SwarmUnreachable, UsageError
 from noloco_node.host.home import MAX_SOCKET_PATH_BYTES
 from noloco_node.observe import health
 from noloco_node.transport.reachability import DIRECTLY, MAPPED, OUTGOING, RELAYED
@@ -25,7 +25,7 @@ MEMORY_LOW_BYTES, MEMORY_NEEDED_BYTES = 74 * 10**8, 10**9
 model."""
 DESCRIPTORS_LOW, DESCRIPTORS_NEEDED = 1024, 256
 """128 callers need three each and 256 channels one each; a small swarm needs a few dozen."""
-_KINDS = {"bootstrap": SwarmUnreachable, "clock": ClockTooFarOff, "port": PortInUse}
+_KINDS = {"bootstrap": SwarmUnreachable, "clock": ClockTooFarOff, "port": PortInUse, "listen": UsageError}
 """What ends a start for the same reason: the first of these gives the exit code."""
 
 
@@ -119,11 +119,13 @@ def clock(skew: ClockSkew | None) -> Finding:
     return Finding("clock", OK, f"within {span(health.WARN_S)} of the others'")
 
 
-def port(listen: Address, trouble: str | None, held_by_node: bool) -> Finding:
+def port(listen: Address, trouble: NolocoError | None, held_by_node: bool) -> Finding:
+    """Its subject is `listen` where nobody may listen there at all."""
     if held_by_node:
         return Finding("port", OK, "held by the node that runs here")
     if trouble:
-        return Finding("port", ERROR, trouble.rstrip("."), "choose another one with --listen")
+        text, _, remedy = str(trouble).rpartition(": ")  # an address may end in a colon
+        return Finding("port" if isinstance(trouble, PortInUse) else "listen", ERROR, text, remedy)
     if listen.port == 0:
         return Finding("port", OK, "any free one; for port forwarding, fix it with `--listen /ip4/0.0.0.0/tcp/4001`")
     return Finding("port", OK, f"{listen} is free")

@@ -12,6 +12,7 @@ from noloco_node.base import atomic_files
 from noloco_node.base.addresses import ANY_PORT, Address
 from noloco_node.doctor import probes, run_checks, verdicts
 from noloco_node.doctor.verdicts import ERROR, OK, UNKNOWN, WARNING, Finding, Place, Torch
+from noloco_node.errors import PortInUse, UsageError
 from noloco_node.host import config, memory
 from noloco_node.host.home import Home
 from noloco_node.transport.self_view import ClockSkew
@@ -51,7 +52,7 @@ VIEW = StatusView(peer_id="p", name="brisk-heron", version="0", state="paused", 
         (verdicts.clock(ClockSkew(100.0, 1)), WARNING, "one of the two is wrong"),
         (verdicts.port(ANY_PORT, None, False), OK, "any free one"),
         (verdicts.port(OPEN_PORT, None, False), OK, "/ip4/0.0.0.0/tcp/4001 is free"),
-        (verdicts.port(OPEN_PORT, "the port is in use", False), ERROR, "--listen"),
+        (verdicts.port(OPEN_PORT, PortInUse("the port is in use: see --listen"), False), ERROR, "--listen"),
         (verdicts.port(OPEN_PORT, None, True), OK, "held by the node"),
         (verdicts.descriptors(100), ERROR, "ulimit"),
         (verdicts.descriptors(512), WARNING, "512"),
@@ -134,8 +135,18 @@ async def test_a_card_that_another_program_fills_is_one_finding(tmp_path, monkey
 def test_a_port_in_use_is_found():
     port = quiet_port()
     with socket.create_server(("127.0.0.1", port)):
-        assert "in use" in probes.port(Address("ip4", "127.0.0.1", port))
+        found = verdicts.port(OPEN_PORT, probes.port(Address("ip4", "127.0.0.1", port)), False)
+    assert "in use" in found.text and verdicts.exit_code([found]) == PortInUse.exit_code
     assert probes.port(Address("ip4", "127.0.0.1", port)) is None
+
+
+def test_a_port_that_is_refused_ends_a_start_and_doctor_alike():
+    """As one below 1024, for most users; this address lacks its interface."""
+    refused = probes.port(Address("ip6", "fe80::1", 4001))
+    found = verdicts.port(OPEN_PORT, refused, False)
+    assert found.text.startswith("the port 4001 on fe80::1 is refused (")
+    assert found.remedy == "choose another one with --listen"
+    assert verdicts.exit_code([found]) == refused.exit_code == UsageError.exit_code
 
 
 def test_a_home_is_checked_and_not_created(tmp_path):
