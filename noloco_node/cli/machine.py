@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import platform
+import sys
 import time
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -161,7 +162,10 @@ def _doctor(home: Home) -> str:
 
 # ---- settings, completion ----
 def settings(args: argparse.Namespace) -> int:
-    found = config.explained(home_of(args), os.environ)
+    home = home_of(args)
+    found = config.explained(home, os.environ)
+    if not home.root.exists():
+        print(f"{home.root} does not exist yet: these are the settings of a new home there", file=sys.stderr)
     lines = (f"{setting.name:<22}  {setting.origin:<11}  {_written(setting.value)}" for setting in found)
     return show(args, {"settings": found}, *lines)
 

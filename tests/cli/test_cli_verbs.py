@@ -506,6 +506,17 @@ def test_config_shows_what_join_alone_would_use(home, address, monkeypatch, caps
     assert {"name": "max_upload", "value": "5MB", "origin": "remembered"} in settings
 
 
+def test_config_of_a_home_that_does_not_exist_says_so(tmp_path, capsys):
+    there, mistyped = tmp_path / "there", tmp_path / "their"
+    there.mkdir()
+    for home, said in ((there, ""), (mistyped, f"{mistyped} does not exist yet: these are the settings of a new")):
+        assert main(["config", "--home", str(home), "--json"]) == 0
+        printed = capsys.readouterr()
+        assert printed.err.startswith(said) and bool(printed.err) == bool(said)
+        assert json.loads(printed.out)["settings"]
+    assert not mistyped.exists()
+
+
 def test_one_address_that_answers_is_enough(node, address, monkeypatch):
     monkeypatch.setenv("NOLOCO_BOOTSTRAP", f"{free_address()},{address}")
     assert main(["join"]) == 0
