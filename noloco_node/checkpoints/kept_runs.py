@@ -26,8 +26,8 @@ class KeptRun:
     finished: bool
     amended: str | None
     """What its author changed in it later."""
-    active_at: float | None
-    """When a file of it was written last, in seconds since 1970."""
+    saved_at: float | None
+    """When that checkpoint was written, in seconds since 1970; None where there is none."""
     bytes: int
     running: bool
     """Whether a node trains it here at this moment, or is about to."""
@@ -73,7 +73,7 @@ def _kept(folder: Path, held: str | None) -> KeptRun:
         rounds=rounds,
         finished=over,
         amended=amended,
-        active_at=paths.written_at(folder),
+        saved_at=newest.saved_at if newest else None,
         bytes=paths.size_of(folder) or 0,
         running=held in ("", folder.name),
     )

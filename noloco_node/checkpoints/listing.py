@@ -1,6 +1,7 @@
 """Which checkpoints a directory has, and what each one's state.json says: read without torch, in milliseconds."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,13 +39,15 @@ class About:
     """Of which data the losses are; None: not known."""
     files: Mapping[str, tuple[str, int]]
     """SHA-256 and size of each."""
+    saved_at: float
+    """When it was written, in seconds since 1970."""
 
 
 def about(path: Path) -> About:
     """Raises Damaged."""
     try:
         with atomic_files.open_file(path / STATE) as file:
-            found = json.loads(file.read(_MAX_STATE_BYTES))
+            found, saved_at = json.loads(file.read(_MAX_STATE_BYTES)), os.fstat(file.fileno()).st_mtime
         if type(found["schema"]) is int and found["schema"] > SCHEMA:
             newer = (
                 f"{path} was written by a newer version of noloco-node: update this one, or move the checkpoint away"
@@ -57,7 +60,7 @@ def about(path: Path) -> About:
         if is_right and min(found["round"], found["step"]) >= 0:
             files = {name: (str(found["files"][name]["sha256"]), int(found["files"][name]["bytes"])) for name in FILES}
             about = {key: found[key] for key in wanted} | {key: _loss(found, key) for key in ("eval_loss", "loss")}
-            return About(**about, measured_on=measured_on, files=files)
+            return About(**about, measured_on=measured_on, files=files, saved_at=saved_at)
     except FileNotFoundError:
         raise Damaged(f"it has no {STATE}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):

@@ -108,9 +108,9 @@ async def _held(home: Home) -> str | None:
 
 def _run_line(run: "KeptRun") -> str:
     state = "running" if run.running else "finished" if run.finished else "not finished"
-    ago = span(time.time() - run.active_at) + " ago" if run.active_at else NOTHING
+    saved = f"saved {span(time.time() - run.saved_at)} ago" if run.saved_at else "not saved yet"
     done = f"round {run.round} of {run.rounds or NOTHING}"
-    return f"{run.run_id[:12]}  {run.label:<24}  {done:<22}  {ago:<16}  {size(run.bytes):>8}  {state}" + (
+    return f"{run.run_id[:12]}  {run.label:<24}  {done:<22}  {saved:<22}  {size(run.bytes):>8}  {state}" + (
         f", {run.amended}" if run.amended else ""
     )
 

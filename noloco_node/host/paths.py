@@ -48,13 +48,7 @@ def runs(home: Home) -> list[Path]:
         found = [path for path in folder.iterdir() if path.is_dir()]
     except OSError:
         return []
-    return sorted(found, key=lambda run: written_at(run) or 0.0, reverse=True)
-
-
-def written_at(folder: Path) -> float | None:
-    """When one of the files in it was written last, in seconds since 1970. The folder's own time would be that of the
-    last new name in it: where a node came back to a run, none is new."""
-    return max(_times(folder), default=None)
+    return sorted(found, key=lambda run: max(_times(run), default=0.0), reverse=True)
 
 
 def size_of(path: Path) -> int | None:
@@ -80,6 +74,8 @@ def _bytes(path: Path) -> int | None:
 
 
 def _times(folder: Path) -> Iterator[float]:
+    """When each file in it was written. The folder's own time would be that of the last new name in it: where a node
+    came back to a run, none is new."""
     for path in files_below(folder):
         with suppress(OSError):  # it was just removed
             yield path.stat().st_mtime

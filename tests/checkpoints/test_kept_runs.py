@@ -44,9 +44,18 @@ def test_what_is_said_of_each(home: Home) -> None:
     assert (there[over].label, there[over].round, there[over].rounds) == (f"over-{over[:12]}", 10, 10)
     assert there[over].finished and not there[over].running
     assert there[begun].running and not there[begun].finished
-    assert there[over].bytes > 300 and (there[over].active_at or 0) > 1e9
-    assert (there["x"].label, there["x"].rounds, there["x"].active_at, there["x"].bytes) == ("x", None, None, 0)
+    assert there[over].bytes > 300 and (there[over].saved_at or 0) > 1e9
+    assert (there["x"].label, there["x"].rounds, there["x"].saved_at, there["x"].bytes) == ("x", None, None, 0)
     assert all(run.running for run in kept_runs.kept(home, held="")), "a node is starting here, in one of them"
+
+
+def test_the_round_and_the_time_are_those_of_the_newest_checkpoint(home: Home) -> None:
+    """A node that trains, or that was killed, has written its events since."""
+    run_id = was_in(home, "begun", 3)
+    os.utime(home.run(run_id) / "checkpoints" / "150" / "state.json", (1e9, 1e9))
+    (home.run(run_id) / "events.jsonl").write_text("{}")
+    (run,) = kept_runs.kept(home, held=run_id)
+    assert (run.round, run.saved_at) == (3, 1e9)
 
 
 def test_a_run_that_its_author_ended_has_as_many_rounds_as_it_came_to(home: Home) -> None:
