@@ -1,6 +1,7 @@
 """Figures of a status view in words, the same in `status` and in `top`."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from noloco_node.base.reasons import in_words
 from noloco_node.base.units import share, size, span
@@ -15,6 +16,13 @@ def left(phase: Phase | None) -> str:
     if phase is None or phase.left_s is None or phase.left_s < _SHORTEST_SHOWN_S * (1 - phase.part):
         return ""
     return f"{share(phase.part)}, {span(phase.left_s)} left"
+
+
+def so_far(view: StatusView) -> StatusView:
+    """With the loss and the rate of the first phase, while no phase is complete."""
+    if view.loss is not None or view.phase is None:
+        return view
+    return replace(view, loss=view.phase.loss, tokens_per_s=view.phase.tokens_per_s)
 
 
 def memory(view: StatusView) -> Iterator[str]:

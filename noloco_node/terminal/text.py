@@ -1,7 +1,6 @@
 """`status` and `peers` as text, for a terminal of any width and for pipes."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from rich.console import Console, Group
 from rich.text import Text
@@ -9,7 +8,7 @@ from rich.text import Text
 from noloco_node.base.peer_names import name_of, short_id
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import count, loss, of, rate, share, size, span
-from noloco_node.terminal.figures import besides_steps, gpu, left, memory, micro_batches, reasons, traffic
+from noloco_node.terminal.figures import besides_steps, gpu, left, memory, micro_batches, reasons, so_far, traffic
 from noloco_node.terminal.peer_cells import cells, quarantine, worth_showing
 from noloco_node.terminal.table import GAP, Column, columns_of, fill, fitting, table
 from noloco_node.views.peers import GONE, PeerRow, PeersView, RunView
@@ -155,10 +154,10 @@ def _progress(view: StatusView) -> Iterator[str]:
         yield f"waiting for {view.waiting_for}"
     if still := left(view.phase):
         yield f"this phase {still}"
-    trained = view if view.loss is not None or view.phase is None else view.phase
+    trained = so_far(view)
     if trained.loss is not None:
         yield f"loss {loss(trained.loss)}" + (f" (eval {loss(view.eval_loss)})" if view.eval_loss is not None else "")
-    yield from figures(replace(view, tokens_per_s=trained.tokens_per_s))
+    yield from figures(trained)
     if view.busy_fraction is not None:
         minute = view.busy_fraction_minute  # the same in the first minute
         lately = "" if minute in (None, view.busy_fraction) else f" (last minute {share(minute)})"

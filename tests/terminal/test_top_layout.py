@@ -15,7 +15,7 @@ from noloco_node.terminal.top.activity import PHASE_COLUMNS, timeline, window
 from noloco_node.terminal.top.glyphs import Frame, PlottedCurve, bars, gauge, in_ascii, plot
 from noloco_node.terminal.top.keys import LEAVE_QUESTION, SAID_S, Command, Keys
 from noloco_node.terminal.top.layout import Part, fit, joined, share_out, wrapped
-from noloco_node.terminal.top.line_mode import SILENT_S, LineMode
+from noloco_node.terminal.top.line_mode import SILENT_S, LineMode, standing
 from noloco_node.terminal.top.screen import Display, screen
 from noloco_node.views.history import HistoryView, Piece, Point, Rate, Said
 from noloco_node.views.peers import PeerRow, PeersView, RunView
@@ -141,8 +141,10 @@ def test_how_far_the_phase_under_way_is():
     assert "this phase 46%, 1 min 10 s left" in drawn(replace(picture, status=long), 120, 30)[0]
     first = replace(a_picture(rounds=0), status=replace(long, round=0, step=23))
     assert any("the first one has not ended yet: 46%, 1 min 10 s left" in line for line in drawn(first, 120, 30))
-    before = replace(first, status=replace(first.status, loss=None, phase=Phase(0.46, 70.0, 5.51)))
-    assert drawn(before, 120, 30)[1].startswith(" loss 5.510 so far · ")
+    none = replace(first.status, loss=None, tokens_per_s=None, phase=Phase(0.46, 70.0, 5.51, 900.0))
+    before = drawn(replace(first, status=none), 160, 30)[1]
+    assert before.startswith(" loss 5.510 so far · ") and " · 900 tokens/s · " in before, "as in `status`"
+    assert "loss 5.510, " in standing(none) and "900 tokens/s, " in standing(none)
 
 
 def test_what_a_small_terminal_shows():

@@ -7,7 +7,7 @@ from rich.text import Text
 from noloco_node.base.peer_names import short_id
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import count, loss, of, share, span
-from noloco_node.terminal.figures import left, micro_batches
+from noloco_node.terminal.figures import left, micro_batches, so_far
 from noloco_node.terminal.picture import ABSENCES, Picture
 from noloco_node.terminal.top.glyphs import EVAL, LEVELS, OWN, SOLO, STATES, SWAP, SWARM, TAKEN_BACK, gauge
 from noloco_node.terminal.top.keys import KEYS, LEAVE_QUESTION
@@ -51,9 +51,8 @@ def _progress(picture: Picture, room: int) -> Iterator[Text | str]:
 
 def figures(picture: Picture, width: int, _height: int) -> list[Text]:
     """The node in a line, the most important first, for a short line."""
-    status = picture.status
-    so_far = status.phase.loss if status.phase and status.loss is None else None
-    own = f"loss {loss(status.loss)}" if so_far is None else f"loss {loss(so_far)} so far"
+    status, now = picture.status, so_far(picture.status)
+    own = f"loss {loss(now.loss)}" + " so far" * (status.loss is None and now.loss is not None)
     pieces = [] if picture.is_rendezvous else [own, f"eval {loss(status.eval_loss)}"]
     if status.waiting_for and not (picture.is_rendezvous or picture.is_over):
         pieces = [f"waiting for {clean(status.waiting_for)}", *(pieces if status.loss is not None else [])]
@@ -61,7 +60,7 @@ def figures(picture: Picture, width: int, _height: int) -> list[Text]:
         pieces.append(f"step {of(status.step, status.steps_target)}")
     if status.stage:
         pieces += stage(status.stage)
-    pieces += trained(status)
+    pieces += trained(now)
     if status.busy_fraction is not None:
         pieces.append(f"busy {share(status.busy_fraction)}")
     pieces += [count(status.peers_seen, "peer"), f"up {span(status.uptime_s)}"]

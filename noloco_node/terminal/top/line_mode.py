@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from noloco_node.base.units import count, loss, of, share, span
+from noloco_node.terminal.figures import so_far
 from noloco_node.terminal.picture import ABSENCES, Picture
 from noloco_node.terminal.top.layout import clean
 from noloco_node.views.history import HistoryView
@@ -37,9 +38,10 @@ def standing(status: StatusView) -> str:
     head += f", round {of(status.round, status.rounds_target)}" if status.round else ""
     shown = [f"waiting for {clean(status.waiting_for)}"] if status.waiting_for else []
     shown += [f"step {of(status.step, status.steps_target)}"] if status.step else []
-    shown += [f"loss {loss(status.loss)}"] if status.loss is not None else []
+    trained = so_far(status)
+    shown += [f"loss {loss(trained.loss)}"] if trained.loss is not None else []
     shown += [f"eval {loss(status.eval_loss)}"] if status.eval_loss is not None else []
-    shown += figures(status)
+    shown += figures(trained)
     shown += [f"busy {share(status.busy_fraction)}"] if status.busy_fraction is not None else []
     shown += [f"{span(status.left_s)} left"] if status.left_s else []
     return f"{head}: {', '.join([*shown, count(status.peers_seen, 'peer')])}"
