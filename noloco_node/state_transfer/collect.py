@@ -227,6 +227,7 @@ class Collector:
             async with asyncio.timeout(BEGIN_S + download.total_bytes / self._slowest):
                 state = await client.fetch(self._channel(donor.peer_id), terms, download, attempt, self._policy.traffic)
             if stage is None:
+                attempt.say(", whose loss is measured")
                 await self._compare(state)
             await self._keep(folder, donor, state, stage)
         except TimeoutError:
@@ -274,10 +275,10 @@ class _Attempt:
     def __init__(self, collector: Collector, name: str, oldest: int, budget: int) -> None:
         self._collector, self._name, self._oldest, self._budget = collector, name, oldest, budget
         self._words = client.DownloadProgress()
-        self._say("")
+        self.say("")
 
     def queued(self, place: int) -> None:
-        self._say(f", {place} before us" if place else ", which copies it")
+        self.say(f", {place} before us" if place else ", which copies it")
 
     async def check_round(self, round: int) -> None:
         if round > self._budget:
@@ -286,9 +287,9 @@ class _Attempt:
             raise PeerFault("old_state", f"of round {round}")
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:
-        self._say(f", {self._words(done_bytes, total_bytes)}")
+        self.say(f", {self._words(done_bytes, total_bytes)}")
 
-    def _say(self, how_far: str) -> None:
+    def say(self, how_far: str) -> None:
         self._collector.view = replace(self._collector.view, doing=f"state from {self._name}{how_far}")
 
 

@@ -2,6 +2,7 @@
 gone."""
 
 import asyncio
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, chu
 from virtual_clock import run_virtual
 
 from noloco_node.base.peer_names import name_of
+from noloco_node.core.verdict import Trial
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import collect
 from noloco_node.state_transfer.client import StateTerms
@@ -130,6 +132,28 @@ def test_weights_that_are_worse_or_far_away_are_in_no_mean(tmp_path: Path) -> No
     done = asyncio.run(story())
     assert {state.peer_id for state in done.states} == {"joining", "honest"}
     assert set(done.skipped) == {f"{name_of('worse')}: worse than own", f"{name_of('apart')}: diverged"}
+
+
+def test_what_takes_long_is_shown(tmp_path: Path) -> None:
+    """The node measures the loss of each state between two steps of its own."""
+    shown = list[str]()
+
+    async def story() -> None:
+        network = DonorNetwork()
+        await network.donor("honest", Owner(numbers(1)))
+        collector = Collector(tmp_path, (await network.joining_node()).channel, policy())
+
+        class Measuring(Owner):
+            def try_state(self, state: memoryview) -> "Future[Trial]":
+                shown.append(collector.view.doing)
+                return super().try_state(state)
+
+        async with aclosing(collector.gather(OWN, Measuring(numbers(0)), [record("honest")], 1)) as coming:
+            assert [len(view.states) async for view in coming][-1] == 2
+        await network.close()
+
+    asyncio.run(story())
+    assert shown == [f"state from {name_of('honest')}, whose loss is measured"]
 
 
 def test_a_donor_is_judged_by_the_round_that_it_answers_and_not_by_its_record(tmp_path: Path) -> None:
