@@ -169,7 +169,7 @@ def _run_training(args: argparse.Namespace) -> int:
         args, {overlap if len(overlaps) > 1 else "": replace(settings, overlap=overlap) for overlap in overlaps}
     )
 
-    def show(curves: "Sequence[Curve]") -> int:
+    def show(curves: "Sequence[Curve]") -> None:
         found = sweep.results(curves)
         if args.sweep:
             found = sorted(found, key=sweep.by_loss)
@@ -177,20 +177,24 @@ def _run_training(args: argparse.Namespace) -> int:
         if args.sweep:
             best = ", ".join(f"{b.algorithm} {b.averaged_model_loss:.3f}" for b in sweep.best(found))
             parts.append(f"best: {best}")
-        return _show(args, report.comparison_document(settings, curves, found), *parts)
+        _show(args, report.comparison_document(settings, curves, found), *parts)
 
-    curves: list[Curve] = []
-    try:
-        for curve in _trained(ways, choices, seeds, args.threads):
-            curves.append(curve)  # one by one, as the next may fail
-    except BaseException:
-        if curves:
-            show(curves)  # hours may be behind them
-        raise
-    code = show(curves)
+    curves = _shown(_trained(ways, choices, seeds, args.threads), show)
     if args.plot is not None:
         report.plot_comparison(settings, curves, args.plot)
-    return code
+    return 0
+
+
+def _shown(trained: "Iterator[Curve]", show: "Callable[[Sequence[Curve]], None]") -> "list[Curve]":
+    """Where one fails, or the user interrupts it, those before it are shown: hours may be behind them."""
+    curves: list[Curve] = []
+    try:
+        for curve in trained:
+            curves.append(curve)
+    finally:
+        if curves:
+            show(curves)
+    return curves
 
 
 def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Sequence[int]) -> int:
@@ -211,14 +215,20 @@ def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Seq
     rivals = [choice for choice in choices if choice.name != "noloco"]
     shown = dict.fromkeys([*overlaps, "blocking"] if rivals else overlaps)
     ways = {(overlap, link): large.simulated(overlap, link) for link in links for overlap in shown}
-    curves = []
-    for some, kinds in ((pairs, overlaps), (rivals, ["blocking"])):
-        names = [large.simulated(overlap, link) for link in links for overlap in kinds]
-        trained = {name: replace(settings, overlap=name) for name in names}
-        found = list(_trained(trained, some, seeds, args.threads)) if some else []
-        curves += found if len(trained) > 1 else [replace(c, algorithm=f"{c.algorithm} {names[0]}") for c in found]
-    timed = wallclock.timed(curves, ways, large)
-    return _show(args, report.clock_document(settings, curves, large, timed), report.clock_table(large, timed))
+
+    def trained() -> "Iterator[Curve]":
+        for some, kinds in ((pairs, overlaps), (rivals, ["blocking"])):
+            names = [large.simulated(overlap, link) for link in links for overlap in kinds]
+            each = {name: replace(settings, overlap=name) for name in names}
+            for curve in _trained(each, some, seeds, args.threads) if some else ():
+                yield curve if len(each) > 1 else replace(curve, algorithm=f"{curve.algorithm} {names[0]}")
+
+    def show(curves: "Sequence[Curve]") -> None:
+        timed = wallclock.timed(curves, ways, large)
+        _show(args, report.clock_document(settings, curves, large, timed), report.clock_table(large, timed))
+
+    _shown(trained(), show)
+    return 0
 
 
 def _run_attacks(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Sequence[int]) -> int:
@@ -234,9 +244,14 @@ def _run_attacks(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: S
     if args.sweep:
         compared = [replace(one, defences=on) for one in [plain, *compared] for on in (False, True)]
     ways = {report.attack_label(one): one for one in compared}
-    found = sweep.results(curves := list(_trained(ways, choices, seeds, args.threads)))
-    table = report.attack_table(list(zip(ways.values(), found, strict=True)))
-    return _show(args, report.comparison_document(plain, curves, found), table)
+
+    def show(curves: "Sequence[Curve]") -> None:
+        found = sweep.results(curves)
+        table = report.attack_table(list(zip(ways.values(), found, strict=False)))  # not all, where it is interrupted
+        _show(args, report.comparison_document(plain, curves, found), table)
+
+    _shown(_trained(ways, choices, seeds, args.threads), show)
+    return 0
 
 
 def _run_network(args: argparse.Namespace) -> int:

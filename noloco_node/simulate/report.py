@@ -10,7 +10,7 @@ from rich.table import Table
 
 from noloco_node.base import plots
 from noloco_node.base.plots import Line, Panel
-from noloco_node.base.units import count
+from noloco_node.base.units import NOTHING, count
 from noloco_node.simulate.network import Network, NetworkRow, StageRow, Straggling
 from noloco_node.simulate.settings import Curve, Settings
 from noloco_node.simulate.sweep import Result
@@ -74,12 +74,13 @@ def attack_table(rows: Sequence[tuple[Settings, Result]]) -> Table:
         by_row.setdefault((settings.attack, settings.attackers), {})[settings.defences] = result
     for (attack, attackers), results in by_row.items():
         cells = []
-        for result in (results[defences] for defences in tried):
-            cells.append(_with_error(result.replica_mean_loss, result.replica_mean_loss_sd))
-            cells.append(f"{result.averaged_model_loss:.3f}")
-        last = results[tried[-1]]
-        done = (last.failed_swaps, last.scaled_swaps, last.taken_back, last.taken_back_from_honest)
-        table.add_row(attack or "nobody", str(attackers), *cells, *map(str, done))
+        for found in map(results.get, tried):
+            own = _with_error(found.replica_mean_loss, found.replica_mean_loss_sd) if found else NOTHING
+            cells += [own, f"{found.averaged_model_loss:.3f}" if found else NOTHING]  # else it was interrupted before
+        if last := results.get(tried[-1]):
+            done = (last.failed_swaps, last.scaled_swaps, last.taken_back, last.taken_back_from_honest)
+            cells += map(str, done)
+        table.add_row(attack or "nobody", str(attackers), *cells)
     return table
 
 

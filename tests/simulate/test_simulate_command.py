@@ -196,22 +196,45 @@ def test_what_is_named_twice_is_trained_once(capsys):
     assert len(json.loads(capsys.readouterr().out)["curves"]) == 1
 
 
-@pytest.mark.parametrize("before", [0, 2])
-def test_what_was_trained_before_an_interruption_is_printed(before, monkeypatch, capsys):
+def interrupted(monkeypatch, after, *words):
+    """In the training that comes after so many."""
     trained, train = [], experiment.run
 
     def run(*given):
-        if len(trained) == before:
+        if len(trained) == after:
             raise KeyboardInterrupt
         trained.append(train(*given))
         return trained[-1]
 
     monkeypatch.setattr(experiment, "run", run)
     with pytest.raises(KeyboardInterrupt):
-        simulated(*QUICK, "--algorithms", "noloco,local,ddp", "--json")
+        simulated(*QUICK, *words)
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("words", "after", "names"),
+    [
+        (["--algorithms", "noloco,local,ddp"], 0, []),
+        (["--algorithms", "noloco,local,ddp"], 2, ["noloco", "local"]),
+        (["--replicas", "3", "--attack", "nan,hold"], 1, ["noloco nan by 1"]),
+        (["--links", "10", "--modelled-parameters", "1e6", "--codec", "fp32"], 1, ["noloco delay=2"]),
+        (["--links", "10", "--algorithms", "local,ddp"], 1, ["local blocking"]),
+    ],
+)
+def test_what_was_trained_before_an_interruption_is_printed(words, after, names, monkeypatch, capsys):
+    interrupted(monkeypatch, after, *words, "--json")
     out = capsys.readouterr().out
-    names = [result["algorithm"] for result in json.loads(out)["results"]] if out else []
-    assert names == ["noloco", "local"][:before]
+    found = json.loads(out) if out else {"curves": []}
+    assert [curve["algorithm"] for curve in found["curves"]] == names
+    assert len(found.get("wall_clock") or found.get("results", [])) == after
+
+
+def test_a_row_of_attacks_that_was_interrupted_has_gaps(monkeypatch, capsys):
+    interrupted(monkeypatch, 3, "--replicas", "3", "--attack", "nan,hold", "--sweep")
+    whole, half = capsys.readouterr().out.splitlines()[-2:]
+    assert whole.split()[:2] == ["nobody", "0"] and "-" not in whole.split()
+    assert half.split()[:2] == ["nan", "1"] and half.split()[4:] == ["-", "-"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
