@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -19,6 +19,7 @@ from noloco_node.errors import NolocoError, PortInUse, UsageError
 from noloco_node.host.config import web_address
 from noloco_node.host.home import whole_path
 from noloco_node.node import local_swarm
+from noloco_node.node.local_swarm import LocalSwarm
 from noloco_node.run import toml
 from noloco_node.run.schema import Manifest, StagesSpec
 from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard
@@ -52,18 +53,20 @@ class _Plan:
 def swarm(args: argparse.Namespace) -> int:
     plan, out = _plan(args), console(stderr=args.json)
     outcome = asyncio.run(_train(plan, out))
-    failure = outcome.failure()
+    failure, code = outcome.failure(), NolocoError.exit_code
     if failure and not plan.keep:
         failure += ". Use --keep DIR to keep the logs"
+    if lost := outcome.not_kept:
+        failure, code = (f"{failure}. {lost}", code) if failure else (str(lost), lost.exit_code)
     if args.json:
-        error = {"error": as_error(failure, NolocoError.exit_code)} if failure else {}
+        error = {"error": as_error(failure, code)} if failure else {}
         print_json({**outcome.as_document(), **error})
     else:
         for line in outcome.lines():
             out.print(line, markup=False)
     if failure:
         print(failure, file=sys.stderr)
-        return NolocoError.exit_code
+        return code
     return 0
 
 
@@ -117,23 +120,34 @@ async def _train(plan: _Plan, out: Console) -> Outcome:
     began = time.monotonic()
     head = f"{plan.nodes} nodes on this machine", f"run {plan.run.label}", "Ctrl-C stops everything"
     out.print(fill([f"noloco-node {VERSION}", *head], out.width))
-    async with local_swarm.opened(plan.keep, local_swarm.COMMAND, os.environ) as nodes:
-        path = plan.manifest or nodes.root / "run.toml"
-        if plan.manifest is None:
-            stages = f"\n[stages]\ncount = {plan.run.stages.count}\n" if plan.run.stages else ""
-            path.write_text(toml.template(plan.run.name, rounds=plan.run.rounds) + stages, encoding="utf-8")
-        if plan.pages:
-            out.print(f"web pages, one per node: http://{plan.pages[0]} to http://{plan.pages[-1]}")
-        with LiveBoard(out, plan.target) if out.is_terminal else PlainBoard(out, plan.target, began) as board:
-            await nodes.run(
-                path,
-                plan.nodes,
-                plan.rounds,
-                lambda nodes: board.update(nodes, time.monotonic()),
-                plan.pages,
-                plan.run.stages.count if plan.run.stages else 0,
-            )
-        wall_s = time.monotonic() - began
-        with out.status("averaging the weights"):
-            average = await asyncio.to_thread(nodes.eval_of_average, plan.run)
+    outcome = None
+    try:
+        async with local_swarm.opened(plan.keep, local_swarm.COMMAND, os.environ) as nodes:
+            outcome = await _outcome(plan, out, nodes, began)
+    except NolocoError as error:
+        if outcome is None:
+            raise
+        return replace(outcome, not_kept=error)
+    return outcome
+
+
+async def _outcome(plan: _Plan, out: Console, nodes: LocalSwarm, began: float) -> Outcome:
+    path = plan.manifest or nodes.root / "run.toml"
+    if plan.manifest is None:
+        stages = f"\n[stages]\ncount = {plan.run.stages.count}\n" if plan.run.stages else ""
+        path.write_text(toml.template(plan.run.name, rounds=plan.run.rounds) + stages, encoding="utf-8")
+    if plan.pages:
+        out.print(f"web pages, one per node: http://{plan.pages[0]} to http://{plan.pages[-1]}")
+    with LiveBoard(out, plan.target) if out.is_terminal else PlainBoard(out, plan.target, began) as board:
+        await nodes.run(
+            path,
+            plan.nodes,
+            plan.rounds,
+            lambda nodes: board.update(nodes, time.monotonic()),
+            plan.pages,
+            plan.run.stages.count if plan.run.stages else 0,
+        )
+    wall_s = time.monotonic() - began
+    with out.status("averaging the weights"):
+        average = await asyncio.to_thread(nodes.eval_of_average, plan.run)
     return Outcome(tuple(nodes.members), plan.run.run_id, plan.target, wall_s, average, plan.keep)

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from noloco_node.base.units import count, loss, rate, span
+from noloco_node.errors import NolocoError
 from noloco_node.terminal.swarm_board import NodeProcess
 from noloco_node.views.documents import plain
 
@@ -23,6 +24,8 @@ class Outcome:
     """Held-out loss of the mean of the nodes' weights."""
     kept: Path | None = None
     """Where the nodes' homes are kept."""
+    not_kept: NolocoError | None = None
+    """Why they are not, where they were to be."""
 
     @property
     def views(self) -> list[Any]:
@@ -72,7 +75,9 @@ class Outcome:
         per_round = [view.bytes.per_param_round for view in self.views if view.bytes.per_param_round is not None]
         sent = f", {fmean(per_round):.2f} bytes sent per parameter and round" if per_round else ""
         yield f"{rate(sum(view.tokens for view in self.views))} tokens trained on{sent}"
-        if self.kept is None:
+        if self.not_kept:
+            yield "the nodes' homes could not be kept"
+        elif self.kept is None:
             yield "nothing is kept: --keep DIR keeps the nodes' homes, with their checkpoints and logs"
         else:
             yield f"the nodes' homes: {self.kept}"

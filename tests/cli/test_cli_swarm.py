@@ -117,6 +117,18 @@ def test_json(swarm, tmp_path):
     assert (tmp_path / "kept/node-2/identity.key").exists()
 
 
+def test_where_the_disk_is_full_the_report_is_not_lost(swarm, tmp_path):
+    process = swarm("--nodes", "2", "--rounds", "3", "--json", "--keep", "kept")
+    assert "2 nodes on this machine" in process.stderr.readline(), "the folder was found to be empty"
+    (tmp_path / "kept" / "run.toml").symlink_to("/dev/full")
+    out, err = process.communicate(timeout=60 * PATIENCE)
+    assert process.returncode == 20
+    document = json.loads(out)
+    assert [node["exit_code"] for node in document["nodes"]] == [0, 0]
+    assert document["error"] == {"code": 20, "sentence": err.splitlines()[-1]}
+    assert re.search(r"cannot write .*kept/run.toml", err)
+
+
 def test_a_folder_that_holds_something_is_not_written_to(swarm, tmp_path):
     (tmp_path / "kept").mkdir()
     mine = tmp_path / "kept" / "run.toml"
