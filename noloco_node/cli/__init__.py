@@ -43,7 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run_verb(args)
     except BaseException as error:  # noqa: BLE001 (the process ends here: every error becomes an exit code)
-        return _report(error, args)
+        code = _report(error, args)
+        for line in getattr(error, "__notes__", ()):  # what a node that failed has reached: node/trainer.py
+            print(printable(line), file=sys.stderr)
+        return code
 
 
 def run_verb(args: list[str]) -> int:

@@ -137,6 +137,7 @@ class TrainingNode(BaseNode):
         self._before_ended = self._ended = 0
         """What the stage before has come to the end of, and what this node has."""
         self._schedule: CheckpointSchedule[State] | None = None
+        self._outcome: tuple[str, ...] = ()
         cache = PeerCache(self._home.root / "peers.json")
         self._membership = Membership(self._transport, cache, self._update_candidates, self._refuses)
         self._catch_up: catch_up.CatchUp | None = None
@@ -144,10 +145,18 @@ class TrainingNode(BaseNode):
 
     # ---- from start to end ----
     async def run(self) -> None:
-        """Raises what kept the last checkpoint from being written, and why the node gave up, once it has left."""
-        await super().run()
-        if error := (self._keeper and self._keeper.unsaved) or self._own_stage.gave_up:
-            raise error
+        """Raises what kept the last checkpoint from being written, and why the node gave up, once it has left. What was
+        reached is reported; where an error is raised, its notes say it, as the reason comes first."""
+        try:
+            await super().run()
+            if error := (self._keeper and self._keeper.unsaved) or self._own_stage.gave_up:
+                raise error
+        except BaseException as error:
+            for line in self._outcome:
+                error.add_note(line)
+            raise
+        for line in self._outcome:
+            self._report(line)
 
     async def _live(self) -> None:
         signed = self._signed or await find_run.find(
@@ -469,8 +478,8 @@ class TrainingNode(BaseNode):
         if (rules := self._rules) and not self.moves():
             over = rules.ended or self._ended >= rules.run.rounds  # a stage may end with fewer than the run has
             rounds, is_loop = self._stats.round if over else rules.run.rounds, self._brought is not None
-            for line in outcome.lines(self.status(), rounds, self._home, rules.run.model.task, is_loop=is_loop):
-                self._report(line)
+            view, task = self.status(), rules.run.model.task
+            self._outcome = tuple(outcome.lines(view, rounds, self._home, task, is_loop=is_loop))
 
     async def _leave_directory(self, until: float) -> None:
         with suppress(TimeoutError):

@@ -307,6 +307,14 @@ def test_an_error_inside_a_task_group_is_found(monkeypatch, capsys):
     assert capsys.readouterr().err == "full\n"
 
 
+def test_the_reason_comes_before_what_a_node_has_reached(monkeypatch, capsys):
+    error = errors.DiskFull("the disk is full")
+    error.add_note("to go on: noloco-node join")
+    raising(monkeypatch, error)
+    assert main(["id"]) == 20
+    assert capsys.readouterr().err == "the disk is full\nto go on: noloco-node join\n"
+
+
 def test_ctrl_c(monkeypatch, capsys):
     raising(monkeypatch, KeyboardInterrupt())
     assert main(["id"]) == 130

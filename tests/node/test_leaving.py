@@ -40,6 +40,7 @@ def test_where_the_data_fail_nothing_that_was_trained_is_lost(real_nodes: RealNo
     path = real_nodes.paced(step_s=0.02, steps=10, outer=QUICK)
     node = real_nodes.node("broken disk", "start", str(path), within=("env", "PACED_FAILS=17"))
     assert node.ended(60) == 1
+    assert node.printed(r"noloco-node failed unexpectedly .*\n(left .* at round 1 )"), "the reason comes first"
     assert node.printed(r"(its checkpoint of round 1 )")
     (saved,) = node.home.glob("runs/*/checkpoints/*")
     assert saved.name == "17"
