@@ -178,9 +178,11 @@ class DonorNetwork:
         await transport.start()
 
     async def joining_node(self, name: str = "joining") -> MemoryTransport:
-        transport = self.transports[name] = self.network.join(name)
-        await transport.start()
-        return transport
+        """It joins, unless it is there."""
+        if name not in self.transports:
+            self.transports[name] = self.network.join(name)
+            await self.transports[name].start()
+        return self.transports[name]
 
     async def close(self) -> None:
         for transport in self.transports.values():

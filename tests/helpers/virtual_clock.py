@@ -7,13 +7,17 @@ Real sockets and threads may be used, but the simulated clock does not wait for 
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from patience import PATIENCE
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
+_LONGEST_S = 20_000.0
+"""Simulated seconds of a test: one whose end never comes fails then."""
 _STALL_S = 60.0 * PATIENCE
 """Real seconds without a timer or an event: longer than any work in a thread that a simulation waits for."""
 
@@ -62,3 +66,18 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run` in simulated time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A test in simulated time; its fixtures are in real time. It waits for no thread, as its own limit is a timer that
+    is always pending. What it leaves under way ends with its event loop."""
+
+    @wraps(test)
+    def run(*given: P.args, **named: P.kwargs) -> None:
+        async def in_time() -> None:
+            async with asyncio.timeout(_LONGEST_S):
+                await test(*given, **named)
+
+        run_virtual(in_time())
+
+    return run

@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from memory_network.network import MemoryNetwork, MemoryTransport
 from records import RUN, presence, record
-from virtual_clock import run_virtual
+from virtual_clock import in_virtual_time
 
 from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
@@ -177,35 +177,32 @@ def test_who_is_refused_does_not_look_more_often(tmp_path: Path) -> None:
     assert membership.look_again_s("training", ()) == LOOK_S
 
 
-def test_cancelled_calls_to_cached_peers_leave_no_task_behind(tmp_path: Path) -> None:
+@in_virtual_time
+async def test_cancelled_calls_to_cached_peers_leave_no_task_behind(tmp_path: Path) -> None:
     peers = [cached(number) for number in range(CACHED_ASKED)]
     cache = PeerCache(tmp_path / "peers.json")
     cache.keep(peers)
-
-    async def main() -> tuple[int, int]:
-        network = MemoryNetwork(random.Random(0), delay_s=1.0)
-        members = [network.join(name) for name in ("us", *(peer.peer_id for peer in peers))]
-        for member in members:
-            await member.start()
-        us = Membership(Transport(members[0]), cache, lambda: None)
-        before = asyncio.all_tasks()
-        entering = asyncio.create_task(us.enter(Directory()))
-        await asyncio.sleep(0.1)
-        calling = len(asyncio.all_tasks() - before - {entering})
-        entering.cancel()
-        await asyncio.wait([entering])
-        await asyncio.sleep(0.1)
-        left = len(asyncio.all_tasks() - before)
-        for member in members:
-            await member.close()
-        return calling, left
-
-    calling, left = run_virtual(main())
+    network = MemoryNetwork(random.Random(0), delay_s=1.0)
+    members = [network.join(name) for name in ("us", *(peer.peer_id for peer in peers))]
+    for member in members:
+        await member.start()
+    us = Membership(Transport(members[0]), cache, lambda: None)
+    before = asyncio.all_tasks()
+    entering = asyncio.create_task(us.enter(Directory()))
+    await asyncio.sleep(0.1)
+    calling = len(asyncio.all_tasks() - before - {entering})
+    entering.cancel()
+    await asyncio.wait([entering])
+    await asyncio.sleep(0.1)
+    left = len(asyncio.all_tasks() - before)
+    for member in members:
+        await member.close()
     assert calling >= CACHED_ASKED
     assert left == 0
 
 
-def test_a_call_to_a_cached_peer_that_fails_as_it_is_cancelled_is_no_error(
+@in_virtual_time
+async def test_a_call_to_a_cached_peer_that_fails_as_it_is_cancelled_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As gRPC's do when a network daemon dies at that moment. asyncio logs what nobody asks such a task for."""
@@ -218,16 +215,13 @@ def test_a_call_to_a_cached_peer_that_fails_as_it_is_cancelled_is_no_error(
         except asyncio.CancelledError:
             raise PeerLost("unavailable") from None
 
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
-        us = MemoryNetwork(random.Random(0)).join("us")
-        entering = asyncio.create_task(Membership(Transport(us), cache, lambda: None).enter(Directory()))
-        await asyncio.sleep(1.0)
-        entering.cancel()
-        await asyncio.wait([entering])
-        assert entering.cancelled()
-
     monkeypatch.setattr(run_registry, "ask", fails)
-    run_virtual(main())
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
+    us = MemoryNetwork(random.Random(0)).join("us")
+    entering = asyncio.create_task(Membership(Transport(us), cache, lambda: None).enter(Directory()))
+    await asyncio.sleep(1.0)
+    entering.cancel()
+    await asyncio.wait([entering])
+    assert entering.cancelled()
     gc.collect()
     assert errors == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from memory_network.network import MemoryNetwork, started
 from rendezvous import knows
-from virtual_clock import run_virtual
+from virtual_clock import in_virtual_time, run_virtual
 
 from noloco_node.base.identity import Identity
 from noloco_node.errors import Incompatible, NotAdmitted, PeerLost, UsageError
@@ -70,57 +70,52 @@ def test_what_was_announced_reaches_a_joining_node(author: Identity) -> None:
     assert run_virtual(_ask(("trainer", signed(author)), training={"tiny": 3})) == known(signed(author), training=3)
 
 
-def test_a_place_that_has_fetched_too_much_is_refused_for_a_while(
+@in_virtual_time
+async def test_a_place_that_has_fetched_too_much_is_refused_for_a_while(
     author: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        network, traffic = MemoryNetwork(random.Random(0)), Traffic()
-        rendezvous, greedy, other = (network.join(name) for name in ("rendezvous", "greedy", "other"))
-        service = run_registry.RunRegistry(place=rendezvous.caller, traffic=traffic)
-        there = [signed(author, seed=number) for number in range(5)]
-        assert all(service.add(one, f"author {number}") for number, one in enumerate(there))
-        rendezvous.serve(lambda server: add_RunsServicer_to_server(service, server))
-        async with started(rendezvous, greedy, other):
-            assert traffic.may_answer(2 * int(PLACE_BYTES_S * SAVED_S), "greedy")
-            with pytest.raises(PeerLost, match="resource_exhausted"):
-                await run_registry.ask(greedy.channel("rendezvous"))
-            monkeypatch.setattr(run_traffic, "SMALL_BYTES", 0)  # as where its manifest is long
-            assert await run_registry.announce([greedy.channel("rendezvous")], there[0]) == [False], "it is there"
-            for after_s, who in ((0.0, other), (SAVED_S, greedy)):
-                await asyncio.sleep(after_s)
-                assert await run_registry.ask(who.channel("rendezvous")) == known(*there)
-
-    run_virtual(main())
+    network, traffic = MemoryNetwork(random.Random(0)), Traffic()
+    rendezvous, greedy, other = (network.join(name) for name in ("rendezvous", "greedy", "other"))
+    service = run_registry.RunRegistry(place=rendezvous.caller, traffic=traffic)
+    there = [signed(author, seed=number) for number in range(5)]
+    assert all(service.add(one, f"author {number}") for number, one in enumerate(there))
+    rendezvous.serve(lambda server: add_RunsServicer_to_server(service, server))
+    async with started(rendezvous, greedy, other):
+        assert traffic.may_answer(2 * int(PLACE_BYTES_S * SAVED_S), "greedy")
+        with pytest.raises(PeerLost, match="resource_exhausted"):
+            await run_registry.ask(greedy.channel("rendezvous"))
+        monkeypatch.setattr(run_traffic, "SMALL_BYTES", 0)  # as where its manifest is long
+        assert await run_registry.announce([greedy.channel("rendezvous")], there[0]) == [False], "it is there"
+        for after_s, who in ((0.0, other), (SAVED_S, greedy)):
+            await asyncio.sleep(after_s)
+            assert await run_registry.ask(who.channel("rendezvous")) == known(*there)
 
 
-def test_strangers_with_large_manifests_keep_nobody_from_the_run_that_is_meant(
+@in_virtual_time
+async def test_strangers_with_large_manifests_keep_nobody_from_the_run_that_is_meant(
     author: Identity, other_author: Identity
 ) -> None:
     """300 newcomers behind one address, who name it, or only its author, or nothing at all."""
     real, copy = signed(author), signed(other_author)
     run_id, ours = manifest.verify(real).run_id, known(real, training=1)
-
-    async def story() -> None:
-        network = MemoryNetwork(random.Random(0))
-        rendezvous, newcomer, old = (network.join(name) for name in ("rendezvous", "newcomer", "of an older version"))
-        service = knows(rendezvous, copy, training=lambda _: 1)
-        for number in range(run_registry.MAX_RUNS - 2):
-            spam = Signed(f"{number:02}".encode() * (manifest.MAX_BYTES // 2), f"author {number}", bytes(64))
-            service._runs[f"{number}", spam.author] = run_registry._Kept(spam, f"peer {number}", f"place {number}")
-        assert service.add(real, "trainer")
-        async with started(rendezvous, newcomer, old):
-            there = newcomer.channel("rendezvous")
-            for _ in range(300):
-                assert await run_registry.ask(there, real) == ours
-                assert await run_registry.ask(there, meant=run_id[:32], author=author.peer_id) == ours
-            assert await run_registry.ask(there, author=author.peer_id) == ours
-            assert await run_registry.ask(there, meant=run_id) == known(copy, real, training=1)
-            assert await run_registry.ask(there, meant="0" * 32) == []
-            reply = await RunsStub(old.channel("rendezvous")).List(pb.RunsRequest())
-            found = [message.author for message in reply.runs]
-            assert found[0] == copy.author and len(found) > 1 and reply.ByteSize() < 250_000
-
-    run_virtual(story())
+    network = MemoryNetwork(random.Random(0))
+    rendezvous, newcomer, old = (network.join(name) for name in ("rendezvous", "newcomer", "of an older version"))
+    service = knows(rendezvous, copy, training=lambda _: 1)
+    for number in range(run_registry.MAX_RUNS - 2):
+        spam = Signed(f"{number:02}".encode() * (manifest.MAX_BYTES // 2), f"author {number}", bytes(64))
+        service._runs[f"{number}", spam.author] = run_registry._Kept(spam, f"peer {number}", f"place {number}")
+    assert service.add(real, "trainer")
+    async with started(rendezvous, newcomer, old):
+        there = newcomer.channel("rendezvous")
+        for _ in range(300):
+            assert await run_registry.ask(there, real) == ours
+            assert await run_registry.ask(there, meant=run_id[:32], author=author.peer_id) == ours
+        assert await run_registry.ask(there, author=author.peer_id) == ours
+        assert await run_registry.ask(there, meant=run_id) == known(copy, real, training=1)
+        assert await run_registry.ask(there, meant="0" * 32) == []
+        reply = await RunsStub(old.channel("rendezvous")).List(pb.RunsRequest())
+        found = [message.author for message in reply.runs]
+        assert found[0] == copy.author and len(found) > 1 and reply.ByteSize() < 250_000
 
 
 def test_where_a_runs_author_has_not_announced_it_anothers_copy_is_told(
@@ -146,27 +141,24 @@ def newer(author: Identity) -> Signed:
     return Signed(text, author.peer_id, author.sign(b"noloco manifest v1\n" + text))
 
 
-def test_a_run_that_this_version_cannot_read_is_not_called_unknown(author: Identity) -> None:
+@in_virtual_time
+async def test_a_run_that_this_version_cannot_read_is_not_called_unknown(author: Identity) -> None:
     run, other = newer(author), signed(author)
-
-    async def story() -> None:
-        network = MemoryNetwork(random.Random(0))
-        rendezvous, us = network.join("rendezvous"), network.join("us")
-        service = knows(rendezvous)
-        there, run_id = us.channel("rendezvous"), hashlib.sha256(run.manifest).hexdigest()
-        async with started(rendezvous, us):
-            assert await run_registry.announce([there], run) == [True], "of an older version"
-            service._runs[run_id, author.peer_id] = run_registry._Kept(run, "author", "home")  # as a newer one has it
-            assert await run_registry.ask(there) == []
-            for meant in ("", run_id[:32]):
-                with pytest.raises(Incompatible, match="update"):
-                    await run_registry.ask(there, meant=meant)
-            assert await run_registry.announce([there], other) == [False]
-            assert await run_registry.ask(there, meant="") == known(other)
+    network = MemoryNetwork(random.Random(0))
+    rendezvous, us = network.join("rendezvous"), network.join("us")
+    service = knows(rendezvous)
+    there, run_id = us.channel("rendezvous"), hashlib.sha256(run.manifest).hexdigest()
+    async with started(rendezvous, us):
+        assert await run_registry.announce([there], run) == [True], "of an older version"
+        service._runs[run_id, author.peer_id] = run_registry._Kept(run, "author", "home")  # as a newer one has it
+        assert await run_registry.ask(there) == []
+        for meant in ("", run_id[:32]):
             with pytest.raises(Incompatible, match="update"):
-                await run_registry.ask(there, meant=run_id[:32])
-
-    run_virtual(story())
+                await run_registry.ask(there, meant=meant)
+        assert await run_registry.announce([there], other) == [False]
+        assert await run_registry.ask(there, meant="") == known(other)
+        with pytest.raises(Incompatible, match="update"):
+            await run_registry.ask(there, meant=run_id[:32])
 
 
 def test_a_training_node_keeps_nothing_for_others(author: Identity) -> None:
@@ -262,15 +254,13 @@ def test_a_crowd_that_says_it_trains_in_many_runs_drops_no_new_one_of_others(
     assert new in service.known
 
 
-def test_an_unreachable_rendezvous_does_not_stop_an_announcement(author: Identity) -> None:
-    async def main() -> None:
-        trainer = MemoryNetwork(random.Random(0)).join("trainer")
-        await trainer.start()
-        async with asyncio.timeout(60):
-            assert await run_registry.announce([trainer.channel("nobody")], signed(author)) == [None]
-        await trainer.close()
-
-    run_virtual(main())
+@in_virtual_time
+async def test_an_unreachable_rendezvous_does_not_stop_an_announcement(author: Identity) -> None:
+    trainer = MemoryNetwork(random.Random(0)).join("trainer")
+    await trainer.start()
+    async with asyncio.timeout(60):
+        assert await run_registry.announce([trainer.channel("nobody")], signed(author)) == [None]
+    await trainer.close()
 
 
 def test_the_only_run_is_taken_and_of_several_one_must_be_named(author: Identity) -> None:

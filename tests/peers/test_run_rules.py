@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from admissions import AUTHOR, GUEST, STRANGER
 from memory_network.network import MemoryNetwork, started
-from virtual_clock import run_virtual
+from virtual_clock import in_virtual_time
 
 from noloco_node.errors import Incompatible, NotAdmitted
 from noloco_node.peers.membership import LOOK_S
@@ -71,48 +71,35 @@ def network() -> MemoryNetwork:
     return MemoryNetwork(random.Random(0), delay_s=0.05)
 
 
-def play(members: Collection[Member], story) -> None:
-    async def main() -> None:
-        async with started(*(member.transport for member in members)):
-            await story()
-
-    run_virtual(main())
-
-
-def test_it_reaches_eight_nodes_within_two_presence_intervals(network: MemoryNetwork, tmp_path: Path) -> None:
+@in_virtual_time
+async def test_it_reaches_eight_nodes_within_two_presence_intervals(network: MemoryNetwork, tmp_path: Path) -> None:
     """Each sees its two neighbours only; its author's command has written a file, as `run amend` does."""
     members = [Member(network, tmp_path, f"n{k}") for k in range(NODES)]
     for k, member in enumerate(members):
         member.others = [members[k - 1], members[(k + 1) % NODES]]
-
-    async def story() -> None:
-        amendment.write(tmp_path / "n0", version(1, rounds=200))
-        assert members[0].rules.reread() and not members[0].rules.reread()
-        members[0].state()
-        until = asyncio.get_running_loop().time() + 2 * PRESENCE_S
-        while asyncio.get_running_loop().time() < until:
+    amendment.write(tmp_path / "n0", version(1, rounds=200))
+    assert members[0].rules.reread() and not members[0].rules.reread()
+    members[0].state()
+    async with started(*(member.transport for member in members)):
+        while asyncio.get_running_loop().time() < 2 * PRESENCE_S:
             await asyncio.gather(*(member.look() for member in members))
             await asyncio.sleep(LOOK_S)
-
-    play(members, story)
     assert [member.rules.run.rounds for member in members] == [200] * NODES
     last = max(member.followed_at or 0.0 for member in members)
     print(f"\nthe last of {NODES} follows it after {last:.1f} s")  # noqa: T201
     assert not any(member.blamed for member in members)
 
 
-def test_who_was_offline_learns_it_on_return_and_after_a_restart_knows_it(
+@in_virtual_time
+async def test_who_was_offline_learns_it_on_return_and_after_a_restart_knows_it(
     network: MemoryNetwork, tmp_path: Path
 ) -> None:
     author, away = Member(network, tmp_path, "author"), Member(network, tmp_path, "away")
     away.others = [author]
-
-    async def story() -> None:
-        assert author.rules.take(version(2, ended=True))
-        author.state()
+    assert author.rules.take(version(2, ended=True))
+    author.state()
+    async with started(author.transport, away.transport):
         assert await away.look() and away.rules.ended
-
-    play([author, away], story)
     again = RunRules(tmp_path / "away", SIGNED)
     assert again.version == 2 and again.ended
 
@@ -128,35 +115,33 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_forged_and_an_older_one_change_nothing_and_count_against_their_sender(
+@in_virtual_time
+async def test_a_forged_and_an_older_one_change_nothing_and_count_against_their_sender(
     network: MemoryNetwork, tmp_path: Path, lie: str
 ) -> None:
     honest, liar = Member(network, tmp_path, "honest"), Liar(network, tmp_path, "liar")
     honest.others = [liar]
     assert honest.rules.take(version(3, rounds=150))
     liar.lie(*LIES[lie])
-
-    async def story() -> None:
+    async with started(honest.transport, liar.transport):
         for _ in range(3):
             assert not await honest.look()
         assert honest.blamed == [("liar", BAD)], "it is not asked again at once"
         await asyncio.sleep(ASK_AGAIN_S)
         await honest.look()
         assert honest.blamed == [("liar", BAD)] * 2
-
-    play([honest, liar], story)
     assert honest.rules.version == 3 and honest.rules.run.rounds == 150 and not honest.rules.ended
     assert honest.rules.health() == ()
     assert RunRules(tmp_path / "honest", SIGNED).version == 3
 
 
-def test_who_has_just_been_started_again_or_is_gone_is_not_blamed(network: MemoryNetwork, tmp_path: Path) -> None:
+@in_virtual_time
+async def test_who_has_just_been_started_again_or_is_gone_is_not_blamed(network: MemoryNetwork, tmp_path: Path) -> None:
     honest, starting = Member(network, tmp_path, "honest"), Member(network, tmp_path, "starting")
     honest.others = [starting]
     starting.known, starting.stated = RunRegistry(), 2
     starting.transport.serve(lambda server: add_RunsServicer_to_server(starting.known, server))
-
-    async def story() -> None:
+    async with started(honest.transport, starting.transport):
         await honest.look()
         await asyncio.sleep(ASK_AGAIN_S)
         await honest.look()
@@ -165,12 +150,11 @@ def test_who_has_just_been_started_again_or_is_gone_is_not_blamed(network: Memor
         network.vanish("starting")
         await asyncio.sleep(2 * ASK_AGAIN_S)
         await honest.look()
-
-    play([honest, starting], story)
     assert honest.blamed == [] and honest.rules.version == 0
 
 
-def test_what_this_version_cannot_read_is_no_peers_fault(
+@in_virtual_time
+async def test_what_this_version_cannot_read_is_no_peers_fault(
     network: MemoryNetwork, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     document = version(4).document.replace(b"{", b'{"later":1,')
@@ -178,19 +162,15 @@ def test_what_this_version_cannot_read_is_no_peers_fault(
     honest, peer = Member(network, tmp_path, "honest"), Liar(network, tmp_path, "peer")
     honest.others = [peer]
     peer.lie(4, signed)
-
-    async def story() -> None:
-        until = asyncio.get_running_loop().time() + 100 * ASK_AGAIN_S
-        while asyncio.get_running_loop().time() < until:
+    caplog.set_level(logging.WARNING)
+    async with started(honest.transport, peer.transport):
+        while asyncio.get_running_loop().time() < 100 * ASK_AGAIN_S:
             await honest.look()
             await asyncio.sleep(LOOK_S)
         assert "cannot read: update" in str(honest.rules.unreadable)
         peer.lie(5, version(5, rounds=200))
         honest.rules._asked.clear()
         assert await honest.look() and honest.rules.unreadable is None
-
-    with caplog.at_level(logging.WARNING):
-        play([honest, peer], story)
     assert honest.blamed == [] and honest.rules.version == 5
     assert caplog.text.count("cannot read: update") == 1
     with pytest.raises(Incompatible):

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 from donors import record
-from virtual_clock import run_virtual
+from virtual_clock import in_virtual_time
 
 import noloco_node
 from noloco_node.base.addresses import ANY_LOCAL_PORT
@@ -57,7 +57,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(parent)
 
 
-def test_look_ups_that_last_too_long_cost_their_run_its_peers_and_no_more(tmp_path: Path) -> None:
+@in_virtual_time
+async def test_look_ups_that_last_too_long_cost_their_run_its_peers_and_no_more(tmp_path: Path) -> None:
     """Anybody may announce runs, and have nodes of the DHT beside their keys that do not answer."""
     author = Identity.load_or_create(tmp_path / "key")
     known = [manifest.sign(Manifest(name="a-run", seed=seed), author) for seed in range(MAX_RUNS)]
@@ -72,14 +73,11 @@ def test_look_ups_that_last_too_long_cost_their_run_its_peers_and_no_more(tmp_pa
     async def runs() -> list[Signed]:
         return known
 
-    async def story() -> None:
-        visit = Visitor(cast("Any", SimpleNamespace(introduce=lambda _: None)), [])
-        visit.runs, visit._directory = runs, cast("Any", SimpleNamespace(peers_of=peers_of))  # type: ignore[method-assign]
-        async with asyncio.timeout(READS * 10 + 1):
-            found = await visit.peers()
-        assert [run.peers for run in found.runs] == [0] * (MAX_RUNS - 1) + [1]
-
-    run_virtual(story())
+    visit = Visitor(cast("Any", SimpleNamespace(introduce=lambda _: None)), [])
+    visit.runs, visit._directory = runs, cast("Any", SimpleNamespace(peers_of=peers_of))  # type: ignore[method-assign]
+    async with asyncio.timeout(READS * 10 + 1):
+        found = await visit.peers()
+    assert [run.peers for run in found.runs] == [0] * (MAX_RUNS - 1) + [1]
 
 
 def begun(code: str, place: Path, *arguments: str) -> tuple[subprocess.Popen[str], Path]:

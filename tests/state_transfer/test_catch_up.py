@@ -1,13 +1,12 @@
 """When a node catches up, and whose state it fetches: over the in-memory network, in virtual time."""
 
 import asyncio
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
 
 import pytest
 from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, answer, chunks, header, numbers, record
-from virtual_clock import run_virtual
+from virtual_clock import in_virtual_time
 
 from noloco_node.base.places import RELAYED
 from noloco_node.core.verdict import Trial
@@ -27,8 +26,6 @@ from noloco_node.state_transfer.choose_donor import Wanted
 from noloco_node.state_transfer.client import LiveState
 from noloco_node.wire import messages as wire
 from noloco_node.wire.state_format import Coding
-
-T = TypeVar("T")
 
 DATA, FALSE, OWN = numbers(1), numbers(2), bytes(4 * NUMBERS)
 
@@ -80,13 +77,17 @@ class Node:
         self.on.set()
 
 
-def play(story: Coroutine[Any, Any, T]) -> T:
-    return run_virtual(asyncio.wait_for(story, 20_000))
-
-
 async def catch_up_of(node: Node, network: DonorNetwork, **options: bool) -> CatchUp:
     me = await network.joining_node("me")
     return CatchUp(node, node, me.channel, Wanted(TERMS, NUMBERS, BUDGET), place_of=me.place_of, **options)
+
+
+async def looked(*sights: Sequence[PeerRecord] | Exception, round: int = 0, **options: bool) -> tuple[int, int]:
+    """How often a node looks before it trains, and the round of its weights then."""
+    network, node = DonorNetwork(), Node(round, *sights)
+    await network.donor("donor", Owner(DATA))
+    await (await catch_up_of(node, network, **options)).fetch_first_state()
+    return node.did.count("look"), node.round
 
 
 # ---- which state ---------------------------------------------------------------------------------------------------
@@ -150,92 +151,64 @@ def test_a_slow_download_is_in_bf16() -> None:
 
 # ---- at the start --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("state", ["training", "solo", "paused", "finished"])
-def test_a_joining_node_fetches_the_state_of_any_node_that_has_weights(state: str) -> None:
-    async def story() -> None:
-        network, node = DonorNetwork(), Node(0, [record("donor", 12, state)])
-        await network.donor("donor", Owner(DATA))
-        await (await catch_up_of(node, network)).fetch_first_state()
-        assert (node.round, node.state) == (12, DATA)
-        await network.close()
-
-    play(story())
+@in_virtual_time
+async def test_a_joining_node_fetches_the_state_of_any_node_that_has_weights(state: str) -> None:
+    network, node = DonorNetwork(), Node(0, [record("donor", 12, state)])
+    await network.donor("donor", Owner(DATA))
+    await (await catch_up_of(node, network)).fetch_first_state()
+    assert (node.round, node.state) == (12, DATA)
 
 
-def test_a_node_that_finds_no_peer_looks_again_before_it_begins_with_new_weights() -> None:
-    async def story(*sights: Sequence[PeerRecord] | Exception, first: bool = False) -> None:
-        network, node = DonorNetwork(), Node(0, *sights)
-        await network.donor("donor", Owner(DATA))
-        await (await catch_up_of(node, network, first=first)).fetch_first_state()
-        looked.append((node.did.count("look"), node.round))
-        await network.close()
-
-    looked: list[tuple[int, int]] = []
-    play(story([], first=True))
-    play(story([]))
-    play(story([], [record("donor", 12)]))
-    play(story(SwarmUnreachable("p2pd has died"), TimeoutError(), [record("donor", 12)]))
-    assert looked == [(1, 0), (LOOKS, 0), (2, 12), (3, 12)]
+@in_virtual_time
+async def test_a_node_that_finds_no_peer_looks_again_before_it_begins_with_new_weights() -> None:
+    assert await looked([], first=True) == (1, 0)
+    assert await looked([]) == (LOOKS, 0)
+    assert await looked([], [record("donor", 12)]) == (2, 12)
+    assert await looked(SwarmUnreachable("p2pd has died"), TimeoutError(), [record("donor", 12)]) == (3, 12)
 
 
-def test_what_nobody_answers_is_no_sign_that_the_run_has_not_begun(
+@in_virtual_time
+async def test_what_nobody_answers_is_no_sign_that_the_run_has_not_begun(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A node that brings the run would begin it again beside those that train; one with a checkpoint goes on with that,
     and says so."""
     monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
-
-    async def story(*sights: Sequence[PeerRecord] | Exception, round: int = 0) -> tuple[int, int]:
-        network, node = DonorNetwork(), Node(round, *sights)
-        await network.donor("donor", Owner(DATA))
-        await (await catch_up_of(node, network)).fetch_first_state()
-        await network.close()
-        return node.did.count("look"), node.round
-
     unanswered = [SwarmUnreachable("no other node answers look-ups")] * 40
-    assert play(story(*unanswered, [record("donor", 12)])) == (41, 12)
+    assert await looked(*unanswered, [record("donor", 12)]) == (41, 12)
     assert not caplog.messages
-    assert play(story(*unanswered, [record("donor", 12)], round=1)) == (pytest.approx(FAILING_S, abs=3.0), 1)
+    assert await looked(*unanswered, [record("donor", 12)], round=1) == (pytest.approx(FAILING_S, abs=3.0), 1)
     assert [line.split(",")[0] for line in caplog.messages] == ["going on with this node's own weights"]
     with pytest.raises(SwarmUnreachable, match="or cannot be found"):
-        play(story(*unanswered))
+        await looked(*unanswered)
 
 
 @pytest.mark.parametrize("state", ["starting", "joining"])
-def test_who_has_nothing_to_begin_with_waits_while_another_one_starts(
+@in_virtual_time
+async def test_who_has_nothing_to_begin_with_waits_while_another_one_starts(
     state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first node may read data and build the model for long, where several nodes start at once."""
     monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
-
-    async def story(*sights: Sequence[PeerRecord], begins: bool = False) -> tuple[bool, int]:
-        network, node = DonorNetwork(), Node(0, *sights)
-        await network.donor("author", Owner(DATA))
-        came = await (await catch_up_of(node, network, begins=begins)).fetch_first_state()
-        await network.close()
-        return came, node.did.count("look")
-
-    starting = [[record("author", 0, state)]] * 20
-    assert play(story(*starting, [record("author", 12)])) == (True, 21)
-    assert play(story(*starting, begins=True)) == (False, LOOKS), "two such nodes do not wait for each other"
-    assert play(story(*starting, [])) == (False, 20 + LOOKS), "it has left"
+    starting = [[record("donor", 0, state)]] * 20
+    assert await looked(*starting, [record("donor", 12)], begins=False) == (21, 12)
+    assert await looked(*starting, begins=True) == (LOOKS, 0), "two such nodes do not wait for each other"
+    assert await looked(*starting, [], begins=False) == (20 + LOOKS, 0), "it has left"
     with pytest.raises(SwarmUnreachable, match="still starting after 50 s"):
-        play(story(*starting))
+        await looked(*starting, begins=False)
 
 
-def test_the_state_of_a_run_that_gets_more_rounds_meanwhile_may_be_of_a_later_one() -> None:
-    async def story() -> None:
-        network, node = DonorNetwork(), Node(0, [], [record("donor", BUDGET + 1)])
-        await network.donor("donor", Owner(DATA, BUDGET + 1))
-        catching = await catch_up_of(node, network)
-        coming = asyncio.create_task(catching.fetch_first_state())
-        await asyncio.sleep(choose_donor.RETRY_S / 2)
-        assert node.did == ["look"], "it looks again later"
-        catching.wanted.budget = BUDGET + 100
-        assert await coming
-        assert (node.round, node.state) == (BUDGET + 1, DATA)
-        await network.close()
-
-    play(story())
+@in_virtual_time
+async def test_the_state_of_a_run_that_gets_more_rounds_meanwhile_may_be_of_a_later_one() -> None:
+    network, node = DonorNetwork(), Node(0, [], [record("donor", BUDGET + 1)])
+    await network.donor("donor", Owner(DATA, BUDGET + 1))
+    catching = await catch_up_of(node, network)
+    coming = asyncio.create_task(catching.fetch_first_state())
+    await asyncio.sleep(choose_donor.RETRY_S / 2)
+    assert node.did == ["look"], "it looks again later"
+    catching.wanted.budget = BUDGET + 100
+    assert await coming
+    assert (node.round, node.state) == (BUDGET + 1, DATA)
 
 
 def faulty_at(round: int) -> FaultyDonor:
@@ -244,34 +217,28 @@ def faulty_at(round: int) -> FaultyDonor:
 
 @pytest.mark.parametrize("honest", [["one"], ["one", "two", "three"]], ids=["one other", "three others"])
 @pytest.mark.parametrize(("own", "there"), [(0, 105), (100, 105), (50, 105)], ids=["new", "restarted", "far behind"])
-def test_a_donor_that_claims_to_be_at_the_runs_end_is_not_believed(
+@in_virtual_time
+async def test_a_donor_that_claims_to_be_at_the_runs_end_is_not_believed(
     monkeypatch: pytest.MonkeyPatch, honest: list[str], own: int, there: int
 ) -> None:
-    async def story() -> None:
-        network, node = DonorNetwork(), Node(own, [record(peer, round) for peer, round in claims.items()])
-        faulty = faulty_at(BUDGET)
-        await network.faulty_donor("faulty", faulty)
-        for peer in honest:
-            await network.donor(peer, Owner(DATA, there))
-        await (await catch_up_of(node, network)).fetch_first_state()
-        assert (node.round, node.state) == ((own, None) if own == 100 else (there, DATA))
-        await network.close()
-
     claims = {"faulty": BUDGET, **dict.fromkeys(honest, there)}
     monkeypatch.setattr(catch_up.choose_donor.random, "choice", lambda found: found[0])
-    play(story())
+    network, node = DonorNetwork(), Node(own, [record(peer, round) for peer, round in claims.items()])
+    faulty = faulty_at(BUDGET)
+    await network.faulty_donor("faulty", faulty)
+    for peer in honest:
+        await network.donor(peer, Owner(DATA, there))
+    await (await catch_up_of(node, network)).fetch_first_state()
+    assert (node.round, node.state) == ((own, None) if own == 100 else (there, DATA))
 
 
-def test_a_single_witness_cannot_call_the_only_honest_donor_stale() -> None:
-    async def story() -> None:
-        network, node = DonorNetwork(), Node(0, [record("honest", 12), record("faulty", BUDGET)])
-        await network.donor("honest", Owner(DATA))
-        await network.faulty_donor("faulty", FaultyDonor([wire.Refusal(wire.Code.BUSY)], BUDGET))
-        await (await catch_up_of(node, network)).fetch_first_state()
-        assert (node.round, node.state) == (12, DATA)
-        await network.close()
-
-    play(story())
+@in_virtual_time
+async def test_a_single_witness_cannot_call_the_only_honest_donor_stale() -> None:
+    network, node = DonorNetwork(), Node(0, [record("honest", 12), record("faulty", BUDGET)])
+    await network.donor("honest", Owner(DATA))
+    await network.faulty_donor("faulty", FaultyDonor([wire.Refusal(wire.Code.BUSY)], BUDGET))
+    await (await catch_up_of(node, network)).fetch_first_state()
+    assert (node.round, node.state) == (12, DATA)
 
 
 # ---- on the way ----------------------------------------------------------------------------------------------------
@@ -284,154 +251,127 @@ def diverged(catching: CatchUp, *partners: str) -> list[bool]:
     return [catching.round_over("diverged", partner) for partner in partners]
 
 
-def test_a_node_whose_swaps_diverge_fetches_the_state_of_another() -> None:
-    async def story() -> None:
-        network, node = DonorNetwork(), Node(12, [record(peer, 13) for peer in ("one", "two", "third")])
-        for peer in ("one", "two", "third"):
-            await network.donor(peer, Owner(DATA if peer == "third" else FALSE, 13))
+@in_virtual_time
+async def test_a_node_whose_swaps_diverge_fetches_the_state_of_another() -> None:
+    network, node = DonorNetwork(), Node(12, [record(peer, 13) for peer in ("one", "two", "third")])
+    for peer in ("one", "two", "third"):
+        await network.donor(peer, Owner(DATA if peer == "third" else FALSE, 13))
+    catching = await catch_up_of(node, network)
+    committed(catching, "one", "two", "third")
+    assert diverged(catching, "one", "one", "one") == [False, False, False], "it may be the other"
+    committed(catching, "third")
+    assert diverged(catching, "one") == [False], "it is no sign of it any more"
+    assert not catching.round_over("partner_diverged", "two"), "a partner's word is none"
+    assert not catching.round_over("busy", "two"), "another reason is none"
+    assert diverged(catching, "two", "one") == [True, True], "until it is acted upon"
+    catching.start(diverged=True)
+    assert diverged(catching, "one", "two") == [False, False], "what ends meanwhile does not count"
+    await node.on.wait()
+    assert node.did == ["look", "adopts", "on"]
+    assert (node.round, node.state) == (13, DATA), "not of those that it diverged from"
+    assert diverged(catching, "one") == [False], "the count begins anew"
+
+
+@in_virtual_time
+async def test_a_diverged_node_goes_back_to_an_earlier_round() -> None:
+    there = [record(peer, 90) for peer in ("one", "two", "three", "four")]
+    network, node = DonorNetwork(), Node(100, there)
+    owners = {peer.peer_id: Owner(DATA, 90 + n) for n, peer in enumerate(there)}
+    for peer, owner in owners.items():
+        await network.donor(peer, owner)
+    catching = await catch_up_of(node, network)
+    committed(catching, "one", "two")
+    assert diverged(catching, "one", "two") == [False, True]
+    catching.start(diverged=True)
+    await node.on.wait()
+    assert node.round in (92, 93) and node.state == DATA
+    assert sum(len(owner.asked) for owner in owners.values()) == 1
+
+
+@in_virtual_time
+async def test_two_nodes_alone_that_diverged_both_keep_what_they_have() -> None:
+    for me, other in (("a", "b"), ("b", "a")):
+        network, node = DonorNetwork(), Node(12, [record(other, 13)])
         catching = await catch_up_of(node, network)
-        committed(catching, "one", "two", "third")
-        assert diverged(catching, "one", "one", "one") == [False, False, False], "it may be the other"
-        committed(catching, "third")
-        assert diverged(catching, "one") == [False], "it is no sign of it any more"
-        assert not catching.round_over("partner_diverged", "two"), "a partner's word is none"
-        assert not catching.round_over("busy", "two"), "another reason is none"
-        assert diverged(catching, "two", "one") == [True, True], "until it is acted upon"
-        catching.start(diverged=True)
-        assert diverged(catching, "one", "two") == [False, False], "what ends meanwhile does not count"
-        await node.on.wait()
-        assert node.did == ["look", "adopts", "on"]
-        assert (node.round, node.state) == (13, DATA), "not of those that it diverged from"
-        assert diverged(catching, "one") == [False], "the count begins anew"
-        await network.close()
-
-    play(story())
+        committed(catching, other)
+        assert not any(diverged(catching, *[other] * 10)), me
+        assert "too far apart" in catching.health()[0].text and "join again" in catching.health()[0].remedy
+        committed(catching, other)
+        assert not catching.health()
 
 
-def test_a_diverged_node_goes_back_to_an_earlier_round() -> None:
-    async def story() -> None:
-        there = [record(peer, 90) for peer in ("one", "two", "three", "four")]
-        network, node = DonorNetwork(), Node(100, there)
-        owners = {peer.peer_id: Owner(DATA, 90 + n) for n, peer in enumerate(there)}
-        for peer, owner in owners.items():
-            await network.donor(peer, owner)
-        catching = await catch_up_of(node, network)
-        committed(catching, "one", "two")
+@in_virtual_time
+async def test_where_nobody_is_left_but_those_it_diverged_from_it_keeps_what_it_has() -> None:
+    network, node = DonorNetwork(), Node(12, [record(peer, 13) for peer in ("one", "two")])
+    for peer in ("one", "two"):
+        await network.donor(peer, Owner(DATA, 13))
+    catching = await catch_up_of(node, network)
+    committed(catching, "one", "two")
+    for _ in range(3):
         assert diverged(catching, "one", "two") == [False, True]
         catching.start(diverged=True)
         await node.on.wait()
-        assert node.round in (92, 93) and node.state == DATA
-        assert sum(len(owner.asked) for owner in owners.values()) == 1
-        await network.close()
-
-    play(story())
+        node.on.clear()
+    assert node.state is None and "adopts" not in node.did
+    assert catching.health()
 
 
-def test_two_nodes_alone_that_diverged_both_keep_what_they_have() -> None:
-    async def story() -> None:
-        for me, other in (("a", "b"), ("b", "a")):
-            network, node = DonorNetwork(), Node(12, [record(other, 13)])
-            catching = await catch_up_of(node, network)
-            committed(catching, other)
-            assert not any(diverged(catching, *[other] * 10)), me
-            assert "too far apart" in catching.health()[0].text and "join again" in catching.health()[0].remedy
-            committed(catching, other)
-            assert not catching.health()
-            await network.close()
-
-    play(story())
+@in_virtual_time
+async def test_alone_a_node_has_not_diverged() -> None:
+    network, node = DonorNetwork(), Node(12, [])
+    catching = await catch_up_of(node, network)
+    committed(catching, "gone", "too")
+    assert not any(diverged(catching, "gone", "too"))
 
 
-def test_where_nobody_is_left_but_those_it_diverged_from_it_keeps_what_it_has() -> None:
-    async def story() -> None:
-        network, node = DonorNetwork(), Node(12, [record(peer, 13) for peer in ("one", "two")])
-        for peer in ("one", "two"):
-            await network.donor(peer, Owner(DATA, 13))
-        catching = await catch_up_of(node, network)
-        committed(catching, "one", "two")
-        for _ in range(3):
-            assert diverged(catching, "one", "two") == [False, True]
-            catching.start(diverged=True)
-            await node.on.wait()
-            node.on.clear()
-        assert node.state is None and "adopts" not in node.did
-        assert catching.health()
-        await network.close()
-
-    play(story())
+@in_virtual_time
+async def test_after_a_pause_only_a_node_far_behind_fetches_a_state() -> None:
+    network, node = DonorNetwork(), Node(12, [record("donor", 12 + CATCH_UP_ROUNDS - 1)])
+    await network.donor("donor", Owner(DATA, 12 + CATCH_UP_ROUNDS))
+    catching = await catch_up_of(node, network)
+    assert not catching.is_behind()
+    node.sights = [[record("donor", 12 + CATCH_UP_ROUNDS)]]
+    assert catching.is_behind()
+    catching.start(diverged=False)
+    await node.on.wait()
+    assert node.state == DATA and node.did == ["look", "adopts", "on"]
 
 
-def test_alone_a_node_has_not_diverged() -> None:
-    async def story() -> None:
-        network, node = DonorNetwork(), Node(12, [])
-        catching = await catch_up_of(node, network)
-        committed(catching, "gone", "too")
-        assert not any(diverged(catching, "gone", "too"))
-        await network.close()
-
-    play(story())
-
-
-def test_after_a_pause_only_a_node_far_behind_fetches_a_state() -> None:
-    async def story() -> None:
-        network, node = DonorNetwork(), Node(12, [record("donor", 12 + CATCH_UP_ROUNDS - 1)])
-        await network.donor("donor", Owner(DATA, 12 + CATCH_UP_ROUNDS))
-        catching = await catch_up_of(node, network)
-        assert not catching.is_behind()
-        node.sights = [[record("donor", 12 + CATCH_UP_ROUNDS)]]
-        assert catching.is_behind()
-        catching.start(diverged=False)
-        await node.on.wait()
-        assert node.state == DATA and node.did == ["look", "adopts", "on"]
-        await network.close()
-
-    play(story())
-
-
-def test_where_no_donor_sends_its_state_it_goes_on_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        network, node = DonorNetwork(), Node(12, [record("gone", 50)])
-        catching = await catch_up_of(node, network)
-        assert catching.is_behind()
-        catching.start(diverged=False)
-        await node.on.wait()
-        assert node.round == 12 and node.state is None
-        await network.close()
-
+@in_virtual_time
+async def test_where_no_donor_sends_its_state_it_goes_on_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catch_up.choose_donor, "TAKE_STATE_S", 20.0)
-    play(story())
+    network, node = DonorNetwork(), Node(12, [record("gone", 50)])
+    catching = await catch_up_of(node, network)
+    assert catching.is_behind()
+    catching.start(diverged=False)
+    await node.on.wait()
+    assert node.round == 12 and node.state is None
 
 
-def test_an_error_while_adopting_is_logged_and_it_trains_on(caplog: pytest.LogCaptureFixture) -> None:
+@in_virtual_time
+async def test_an_error_while_adopting_is_logged_and_it_trains_on(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Node):
         async def adopt(self, state: LiveState) -> None:
             raise RuntimeError("out of something")
 
-    async def story() -> None:
-        network, node = DonorNetwork(), Broken(12, [record("donor", 50)])
-        await network.donor("donor", Owner(DATA, 50))
-        catching = await catch_up_of(node, network)
-        for _ in range(2):
-            assert catching.is_behind()
-            catching.start(diverged=False)
-            await node.on.wait()
-            node.on.clear()
-        await network.close()
-
-    play(story())
+    network, node = DonorNetwork(), Broken(12, [record("donor", 50)])
+    await network.donor("donor", Owner(DATA, 50))
+    catching = await catch_up_of(node, network)
+    for _ in range(2):
+        assert catching.is_behind()
+        catching.start(diverged=False)
+        await node.on.wait()
+        node.on.clear()
     assert "out of something" in caplog.text
 
 
-def test_catching_up_that_is_stopped_does_not_report_its_end() -> None:
-    async def story() -> None:
-        network, node = DonorNetwork(), Node(12, [record("gone", 50)])
-        catching = await catch_up_of(node, network)
-        assert catching.is_behind()
-        catching.start(diverged=False)
-        await asyncio.sleep(1)
-        catching.stop()
-        await asyncio.sleep(100)
-        assert "on" not in node.did
-        await network.close()
-
-    play(story())
+@in_virtual_time
+async def test_catching_up_that_is_stopped_does_not_report_its_end() -> None:
+    network, node = DonorNetwork(), Node(12, [record("gone", 50)])
+    catching = await catch_up_of(node, network)
+    assert catching.is_behind()
+    catching.start(diverged=False)
+    await asyncio.sleep(1)
+    catching.stop()
+    await asyncio.sleep(100)
+    assert "on" not in node.did

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import math
 import weakref
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from donors import BUDGET, TERMS, DonorNetwork, FaultyDonor, Owner, answer, blocks_of, chunks, header, policy, record
 from hypothesis import given
 from hypothesis import strategies as st
-from virtual_clock import run_virtual
+from virtual_clock import in_virtual_time
 
 from noloco_node.base.places import RELAYED
 from noloco_node.core.verdict import Trial
@@ -91,10 +91,6 @@ class Node:
         self.on.set()
 
 
-def play(story: Coroutine[Any, Any, Any]) -> Any:
-    return run_virtual(asyncio.wait_for(story, 20_000))
-
-
 @dataclass(frozen=True)
 class Liar:
     shows: bytes
@@ -136,10 +132,7 @@ async def joined(swarm: Swarm, own: np.ndarray[Any, Any] = FRESH) -> Node:
     await swarm.start()
     node = Node(swarm.records, own)
     began = asyncio.get_running_loop().time()
-    try:
-        await (await swarm.catch_up(node)).fetch_first_state()
-    finally:
-        await swarm.network.close()
+    await (await swarm.catch_up(node)).fetch_first_state()
     assert asyncio.get_running_loop().time() - began < 60
     return node
 
@@ -158,62 +151,67 @@ LIES: dict[str, list[Liar]] = {
 
 
 @pytest.mark.parametrize("liars", LIES.values(), ids=LIES)
-def test_of_five_donors_of_which_three_lie_a_newcomer_takes_an_honest_ones_state(liars: list[Liar]) -> None:
+@in_virtual_time
+async def test_of_five_donors_of_which_three_lie_a_newcomer_takes_an_honest_ones_state(liars: list[Liar]) -> None:
     for _ in range(5):
         swarm = Swarm(2, liars)
-        node = play(joined(swarm))
+        node = await joined(swarm)
         assert node.adopted[0] in swarm.honest.values() and len(node.adopted) == 1
         assert node.round == 50
 
 
-def test_three_donors_of_one_place_do_not_say_how_far_the_run_is() -> None:
+@in_virtual_time
+async def test_three_donors_of_one_place_do_not_say_how_far_the_run_is() -> None:
     late = [Liar(honest(seed), honest(seed), 990, 2.0) for seed in range(3)]
     for _ in range(5):
-        node = play(joined(Swarm(2, late, **{f"liar{n}": "one host" for n in range(3)})))
+        node = await joined(Swarm(2, late, **{f"liar{n}": "one host" for n in range(3)}))
         assert node.round == 50
 
 
-def test_who_stands_apart_is_asked_last() -> None:
+@in_virtual_time
+async def test_who_stands_apart_is_asked_last() -> None:
     liars = [Liar(data, data) for data in RANDOM]
-    assert all(len(play(joined(Swarm(2, liars))).tried) == 1 for _ in range(5))
+    for _ in range(5):
+        assert len((await joined(Swarm(2, liars))).tried) == 1
 
 
-def test_in_the_first_rounds_it_takes_what_is_like_its_own_weights() -> None:
+@in_virtual_time
+async def test_in_the_first_rounds_it_takes_what_is_like_its_own_weights() -> None:
     """Nothing has been learned yet; every replica begins with the weights that it has itself."""
     swarm = Swarm(2, [Liar(data, data, 1, 5.5) for data in RANDOM], round=1)
     swarm.honest = {name: state(FRESH + 0.02 * weights(200 + n)) for n, name in enumerate(swarm.honest)}
-    node = play(joined(swarm))
+    node = await joined(swarm)
     assert node.adopted[0] in swarm.honest.values()
 
 
-def test_a_run_that_learns_nothing_can_be_joined_where_all_agree() -> None:
+@in_virtual_time
+async def test_a_run_that_learns_nothing_can_be_joined_where_all_agree() -> None:
     bad = TRUTH * -1
     swarm = Swarm(2)
     swarm.honest = {name: state(bad + 0.02 * weights(200 + n)) for n, name in enumerate(swarm.honest)}
-    assert play(joined(swarm)).adopted
+    assert (await joined(swarm)).adopted
 
 
 @pytest.mark.parametrize("same_data", [True, False])
-def test_where_each_has_data_of_its_own_a_claim_says_nothing(same_data: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_virtual_time
+async def test_where_each_has_data_of_its_own_a_claim_says_nothing(
+    same_data: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
-
-    async def story() -> None:
-        network, data = DonorNetwork(), honest(0)
-        await network.donor("donor", Owner(data, 50, loss=0.1))
-        node, me = Node([record("donor", 50)]), await network.joining_node("me")
-        catching = CatchUp(node, node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET), same_data=same_data)
-        if same_data:
-            with pytest.raises(SwarmUnreachable, match="worse_than_claimed"):
-                await catching.fetch_first_state()
-        else:
+    network, data = DonorNetwork(), honest(0)
+    await network.donor("donor", Owner(data, 50, loss=0.1))
+    node, me = Node([record("donor", 50)]), await network.joining_node("me")
+    catching = CatchUp(node, node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET), same_data=same_data)
+    if same_data:
+        with pytest.raises(SwarmUnreachable, match="worse_than_claimed"):
             await catching.fetch_first_state()
-            assert node.adopted == [data]
-        await network.close()
+    else:
+        await catching.fetch_first_state()
+        assert node.adopted == [data]
 
-    play(story())
 
-
-def test_the_test_of_a_state_may_take_longer_than_a_donor_may(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_virtual_time
+async def test_the_test_of_a_state_may_take_longer_than_a_donor_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
 
     class Slow(Node):
@@ -222,18 +220,15 @@ def test_the_test_of_a_state_may_take_longer_than_a_donor_may(monkeypatch: pytes
             asyncio.get_running_loop().call_later(400, later.set_result, super().try_state(state).result())
             return later
 
-    async def story() -> None:
-        network, data = DonorNetwork(), honest(0)
-        await network.donor("donor", Owner(data, 50))
-        node, me = Slow([record("donor", 50)]), await network.joining_node("me")
-        await CatchUp(node, node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET)).fetch_first_state()
-        assert node.adopted == [data]
-        await network.close()
-
-    play(story())
+    network, data = DonorNetwork(), honest(0)
+    await network.donor("donor", Owner(data, 50))
+    node, me = Slow([record("donor", 50)]), await network.joining_node("me")
+    await CatchUp(node, node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET)).fetch_first_state()
+    assert node.adopted == [data]
 
 
-def test_a_state_that_was_refuted_is_gone_before_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_virtual_time
+async def test_a_state_that_was_refuted_is_gone_before_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of them may not fit into memory."""
     monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
     refuted: list[weakref.ref[memoryview]] = []
@@ -246,130 +241,114 @@ def test_a_state_that_was_refuted_is_gone_before_the_next_one_comes(monkeypatch:
             refuted.append(weakref.ref(state))
             return super().try_state(state)
 
-    async def story() -> None:
-        network = DonorNetwork()
-        for name, data in zip(("one", "two"), RANDOM, strict=False):
-            await network.donor(name, Owner(data, 50, loss=0.1))
-        node, me = Watching([record("one", 50), record("two", 50)]), await network.joining_node("me")
-        with pytest.raises(SwarmUnreachable):
-            await CatchUp(node, node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET)).fetch_first_state()
-        assert left == [0, 0]
-        await network.close()
-
-    play(story())
+    network = DonorNetwork()
+    for name, data in zip(("one", "two"), RANDOM, strict=False):
+        await network.donor(name, Owner(data, 50, loss=0.1))
+    node, me = Watching([record("one", 50), record("two", 50)]), await network.joining_node("me")
+    with pytest.raises(SwarmUnreachable):
+        await CatchUp(node, node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET)).fetch_first_state()
+    assert left == [0, 0]
 
 
-def test_where_only_liars_are_left_it_says_so_and_has_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_virtual_time
+async def test_where_only_liars_are_left_it_says_so_and_has_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
     liars = [Liar(data, data) for data in RANDOM]
     with pytest.raises(SwarmUnreachable, match=r"worse_than_claimed|no_better"):
-        play(joined(Swarm(0, liars)))
+        await joined(Swarm(0, liars))
 
 
-def test_a_donor_that_does_not_answer_costs_seconds() -> None:
+@in_virtual_time
+async def test_a_donor_that_does_not_answer_costs_seconds() -> None:
     swarm = Swarm(2)
     swarm.network.network.places["gone"] = "gone"
-
-    async def story() -> None:
-        await swarm.start()
-        node = Node([*swarm.records, *(record(f"gone{n}", round=50) for n in range(5))])
-        began = asyncio.get_running_loop().time()
-        await (await swarm.catch_up(node)).fetch_first_state()
-        assert node.adopted and asyncio.get_running_loop().time() - began < 2 * cross_check.SOON_S
-        await swarm.network.close()
-
-    play(story())
+    await swarm.start()
+    node = Node([*swarm.records, *(record(f"gone{n}", round=50) for n in range(5))])
+    began = asyncio.get_running_loop().time()
+    await (await swarm.catch_up(node)).fetch_first_state()
+    assert node.adopted and asyncio.get_running_loop().time() - began < 2 * cross_check.SOON_S
 
 
 # ---- a node that catches up ------------------------------------------------------------------------------------------
-def caught_up(swarm: Swarm, node: Node, partners: Collection[str], diverged_from: Collection[str]) -> bool:
+async def caught_up(swarm: Swarm, node: Node, partners: Collection[str], diverged_from: Collection[str]) -> bool:
     """Whether it believed itself diverged."""
-
-    async def story() -> bool:
-        await swarm.start()
-        node.there = swarm.records
-        catching = await swarm.catch_up(node)
-        for partner in partners:
-            catching.round_over(None, partner)
-        believes = [catching.round_over("diverged", partner) for partner in diverged_from][-1]
-        if believes:
-            catching.start(diverged=True)
-            await node.on.wait()
-        await swarm.network.close()
-        return believes
-
-    believed: bool = play(story())
-    return believed
+    await swarm.start()
+    node.there = swarm.records
+    catching = await swarm.catch_up(node)
+    for partner in partners:
+        catching.round_over(None, partner)
+    believes = [catching.round_over("diverged", partner) for partner in diverged_from][-1]
+    if believes:
+        catching.start(diverged=True)
+        await node.on.wait()
+    return believes
 
 
 CROWD = [Liar(RANDOM[0], RANDOM[0], claims=1.0)] * 5
 
 
 @pytest.mark.parametrize("partners", [["honest0"], ["honest0", "liar0"], ["honest0", "liar0", "liar1"]])
-def test_fake_divergence_two_honest_nodes_and_a_crowd(partners: list[str]) -> None:
+@in_virtual_time
+async def test_fake_divergence_two_honest_nodes_and_a_crowd(partners: list[str]) -> None:
     """The ranges of their codecs were spoiled, so that their swaps diverge; all that train but one are made up."""
     node = Node((), TRUTH + 0.03 * weights(300), round=50)
     for liars in (CROWD, [Liar(SCALED, SCALED, claims=1.0)] * 5, [Liar(honest(0), RANDOM[0], claims=2.0)] * 5):
-        believed = caught_up(Swarm(1, liars), node, partners, ["honest0", *(f"liar{n}" for n in range(5))])
+        believed = await caught_up(Swarm(1, liars), node, partners, ["honest0", *(f"liar{n}" for n in range(5))])
         assert not node.adopted
         assert believed == (len(partners) > 1)
 
 
-def test_a_crowd_alone_cannot_make_it_give_up_what_is_better() -> None:
+@in_virtual_time
+async def test_a_crowd_alone_cannot_make_it_give_up_what_is_better() -> None:
     node = Node((), TRUTH + 0.03 * weights(300), round=50)
-    assert caught_up(Swarm(0, CROWD), node, ["liar0", "liar1"], ["liar0", "liar1"])
+    assert await caught_up(Swarm(0, CROWD), node, ["liar0", "liar1"], ["liar0", "liar1"])
     assert not node.adopted and node.tried
 
 
-def test_who_really_stands_apart_takes_an_honest_state() -> None:
+@in_virtual_time
+async def test_who_really_stands_apart_takes_an_honest_state() -> None:
     node = Node((), weights(400), round=50)
-    assert caught_up(Swarm(4, CROWD[:2]), node, ["honest0", "honest1"], ["honest0", "honest1"])
+    assert await caught_up(Swarm(4, CROWD[:2]), node, ["honest0", "honest1"], ["honest0", "honest1"])
     assert node.adopted[0] in (honest(2), honest(3))
 
 
-def test_a_newcomer_whose_first_state_was_bad_takes_another() -> None:
+@in_virtual_time
+async def test_a_newcomer_whose_first_state_was_bad_takes_another() -> None:
     node = Node((), weights(7), round=50)
-    assert caught_up(Swarm(4, CROWD[:2]), node, [], ["honest0", "honest1"])
+    assert await caught_up(Swarm(4, CROWD[:2]), node, [], ["honest0", "honest1"])
     assert node.adopted[0] in (honest(2), honest(3))
 
 
-def test_two_nodes_never_take_each_others_state() -> None:
-    async def story() -> None:
-        network = DonorNetwork()
-        nodes = {"a": Node([record("b", round=50)], TRUTH, 50), "b": Node([record("a", round=50)], FRESH, 50)}
-        for name, node in nodes.items():
-            me = network.transports[name] = network.network.join(name)
-            service = server.StateService(me.caller, me.caller, lambda: (50, None), policy())
-            service.begin(TERMS, Owner(state(node.own), 50), 8 * PARAMETERS)
-            me.serve(lambda grpc_server, service=service: add_StateServicer_to_server(service, grpc_server))
-            await me.start()
-        for name, other in (("a", "b"), ("b", "a")):
-            me = network.transports[name]
-            catching = CatchUp(
-                nodes[name], nodes[name], me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET), place_of=me.place_of
-            )
-            catching.round_over(None, other)
-            assert not any(catching.round_over("diverged", other) for _ in range(20))
-        await network.close()
-
-    play(story())
+@in_virtual_time
+async def test_two_nodes_never_take_each_others_state() -> None:
+    network = DonorNetwork()
+    nodes = {"a": Node([record("b", round=50)], TRUTH, 50), "b": Node([record("a", round=50)], FRESH, 50)}
+    for name, node in nodes.items():
+        me = network.transports[name] = network.network.join(name)
+        service = server.StateService(me.caller, me.caller, lambda: (50, None), policy())
+        service.begin(TERMS, Owner(state(node.own), 50), 8 * PARAMETERS)
+        me.serve(lambda grpc_server, service=service: add_StateServicer_to_server(service, grpc_server))
+        await me.start()
+    for name, other in (("a", "b"), ("b", "a")):
+        me = network.transports[name]
+        catching = CatchUp(
+            nodes[name], nodes[name], me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET), place_of=me.place_of
+        )
+        catching.round_over(None, other)
+        assert not any(catching.round_over("diverged", other) for _ in range(20))
 
 
-def test_what_is_worse_than_its_own_is_not_taken_after_an_absence() -> None:
+@in_virtual_time
+async def test_what_is_worse_than_its_own_is_not_taken_after_an_absence() -> None:
     """It is far behind, as the records say."""
-
-    async def story() -> None:
-        swarm = Swarm(0, [Liar(RANDOM[0], RANDOM[0], 500, None)] * 3)
-        await swarm.start()
-        node = Node(swarm.records, TRUTH, round=50)
-        catching = await swarm.catch_up(node)
-        assert catching.is_behind()
-        catching.start(diverged=False)
-        await node.on.wait()
-        assert not node.adopted and len(node.tried) == 3
-        await swarm.network.close()
-
-    play(story())
+    swarm = Swarm(0, [Liar(RANDOM[0], RANDOM[0], 500, None)] * 3)
+    await swarm.start()
+    node = Node(swarm.records, TRUTH, round=50)
+    catching = await swarm.catch_up(node)
+    assert catching.is_behind()
+    catching.start(diverged=False)
+    await node.on.wait()
+    assert not node.adopted and len(node.tried) == 3
 
 
 # ---- the parts -------------------------------------------------------------------------------------------------------
@@ -431,62 +410,61 @@ def test_the_middle_is_a_round_that_somebody_said(rounds: dict[str, int]) -> Non
 
 
 # ---- the server ------------------------------------------------------------------------------------------------------
-def asked(donor: Owner | FaultyDonor | None, *requests: tuple[StateTerms, list[int], int], wait_s: float = 10.0) -> Any:
+async def asked(
+    donor: Owner | FaultyDonor | None, *requests: tuple[StateTerms, list[int], int], wait_s: float = 10.0
+) -> list[Any]:
     """What comes, or the fault's reason, for each request of blocks with a size in bytes."""
-
-    async def story() -> list[Any]:
-        network, answers = DonorNetwork(), list[Any]()
-        match donor:
-            case Owner():
-                await network.donor("donor", donor)
-            case FaultyDonor():
-                await network.faulty_donor("donor", donor)
-            case None:
-                transport = network.transports["donor"] = network.network.join("donor")
-                service = server.StateService(transport.caller, transport.caller, lambda: (0, None), policy())
-                transport.serve(lambda grpc_server: add_StateServicer_to_server(service, grpc_server))
-                await transport.start()
-        channel = (await network.joining_node()).channel("donor")
-        for terms, blocks, size in requests:
-            try:
-                answers.append(await client.sample(channel, terms, blocks, size))
-            except PeerFault as fault:
-                answers.append(fault.reason)
-            await asyncio.sleep(wait_s)
-        await network.close()
-        return answers
-
-    return play(story())
+    network, answers = DonorNetwork(), list[Any]()
+    match donor:
+        case Owner():
+            await network.donor("donor", donor)
+        case FaultyDonor():
+            await network.faulty_donor("donor", donor)
+        case None:
+            transport = network.network.join("donor")
+            service = server.StateService(transport.caller, transport.caller, lambda: (0, None), policy())
+            transport.serve(lambda grpc_server: add_StateServicer_to_server(service, grpc_server))
+            await transport.start()
+    channel = (await network.joining_node()).channel("donor")
+    for terms, blocks, size in requests:
+        try:
+            answers.append(await client.sample(channel, terms, blocks, size))
+        except PeerFault as fault:
+            answers.append(fault.reason)
+        await asyncio.sleep(wait_s)
+    return answers
 
 
-def test_a_donor_sends_the_blocks_that_were_asked_for() -> None:
+@in_virtual_time
+async def test_a_donor_sends_the_blocks_that_were_asked_for() -> None:
     whole = state(TRUTH)
     last = PARAMETERS // 256
-    (sample,) = asked(Owner(whole, 12, loss=2.5), (TERMS, [3, last, 0], 4 * (256 + PARAMETERS % 256 + 256)))
+    (sample,) = await asked(Owner(whole, 12, loss=2.5), (TERMS, [3, last, 0], 4 * (256 + PARAMETERS % 256 + 256)))
     assert (sample.round, sample.eval_loss) == (12, 2.5)
     assert sample.blocks == blocks_of(whole, [3, last, 0])
 
 
-def test_a_donor_refuses_what_it_cannot_answer() -> None:
+@in_virtual_time
+async def test_a_donor_refuses_what_it_cannot_answer() -> None:
     other = StateTerms(b"o" * 32, TERMS.layout)
     beyond, many = [PARAMETERS // 256 + 1], [0] * 257
-    assert (
-        asked(Owner(state(TRUTH)), (other, [0], 1024), (TERMS, beyond, 1024), (TERMS, many, 257 * 1024))
-        == ["failed_precondition"] * 3
-    )
-    assert asked(None, (TERMS, [0], 1024)) == ["failed_precondition"], "it has no weights yet"
-    assert asked(FaultyDonor([]), (TERMS, [0], 1024)) == ["unimplemented"]
+    answers = await asked(Owner(state(TRUTH)), (other, [0], 1024), (TERMS, beyond, 1024), (TERMS, many, 257 * 1024))
+    assert answers == ["failed_precondition"] * 3
+    assert await asked(None, (TERMS, [0], 1024)) == ["failed_precondition"], "it has no weights yet"
+    assert await asked(FaultyDonor([]), (TERMS, [0], 1024)) == ["unimplemented"]
 
 
-def test_a_sample_of_another_size_or_a_loss_that_is_none_is_a_breach() -> None:
+@in_virtual_time
+async def test_a_sample_of_another_size_or_a_loss_that_is_none_is_a_breach() -> None:
     short, odd = FaultyDonor([], shows=state(TRUTH)), FaultyDonor([], shows=state(TRUTH), loss=math.inf)
-    assert asked(short, (TERMS, [0], 1020)) == ["bad_blocks"]
-    assert asked(odd, (TERMS, [0], 1024)) == ["bad_eval_loss"]
+    assert await asked(short, (TERMS, [0], 1020)) == ["bad_blocks"]
+    assert await asked(odd, (TERMS, [0], 1024)) == ["bad_eval_loss"]
 
 
-def test_a_caller_that_asks_again_and_again_is_refused() -> None:
+@in_virtual_time
+async def test_a_caller_that_asks_again_and_again_is_refused() -> None:
     requests = [(TERMS, [0], 1024)] * 5
-    answers = asked(Owner(state(TRUTH)), *requests, wait_s=server.SAMPLE_EVERY_S / 3)
+    answers = await asked(Owner(state(TRUTH)), *requests, wait_s=server.SAMPLE_EVERY_S / 3)
     assert [answer == "failed_precondition" for answer in answers] == [False, True, True, False, True]
     samples = server._Samples()
     sent = [samples.may_have_one(f"peer{n}", f"place{n}", n / 100) for n in range(1000)]

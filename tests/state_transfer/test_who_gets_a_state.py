@@ -1,13 +1,12 @@
 """In a run by invitation, a donor gives nothing to who may not take part, and says why."""
 
-import asyncio
 from typing import Any
 
 import pytest
 from admissions import AT, AUTHOR, GUEST, RUN, STRANGER, TOKEN
 from donors import NUMBERS, DonorNetwork, Owner, numbers
 from test_state_transfer import Watcher
-from virtual_clock import run_virtual
+from virtual_clock import in_virtual_time
 
 from noloco_node.errors import PeerFault, PeerRefused
 from noloco_node.run import admission
@@ -23,46 +22,35 @@ CASES = {
 }
 
 
-def meet(peer: str, token: bytes, *, revoked: bool, story: Any) -> Owner:
-    """`story` gets a channel to a donor, and the terms of who joins."""
+async def met(peer: str, token: bytes, *, revoked: bool = False) -> tuple[Owner, Any, StateTerms]:
+    """A donor, a channel to it, and the terms of who joins."""
     owner, terms = Owner(DATA), StateTerms(b"r" * 32, b"l" * 32, token)
     rule = admission.rule(RUN, AUTHOR.peer_id, [GUEST.peer_id] if revoked else [])
-
-    async def main() -> None:
-        network = DonorNetwork()
-        service = await network.donor("donor", owner)
-        service.begin(terms, owner, len(DATA), lambda who, shown: rule.refusal(who, shown, AT - 1))
-        joining = network.network.join(peer)
-        await joining.start()
-        await story(joining.channel("donor"), terms)
-        await joining.close()
-        await network.close()
-
-    run_virtual(asyncio.wait_for(main(), 1000))
-    return owner
+    network = DonorNetwork()
+    service = await network.donor("donor", owner)
+    service.begin(terms, owner, len(DATA), lambda who, shown: rule.refusal(who, shown, AT - 1))
+    return owner, (await network.joining_node(peer)).channel("donor"), terms
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_refused_before_the_donor_copies_anything(case: str) -> None:
+@in_virtual_time
+async def test_refused_before_the_donor_copies_anything(case: str) -> None:
     peer, token, why = CASES[case]
-
-    async def story(channel: Any, terms: StateTerms) -> None:
-        with pytest.raises(PeerRefused) as refused:
-            await client.fetch(channel, terms, Download(NUMBERS), Watcher())
-        assert refused.value.reason == why
-        with pytest.raises(PeerFault):
-            await client.sample(channel, terms, [0], 4 * 256)
-        with pytest.raises(PeerFault):
-            await client.progress(channel, terms)
-
-    assert not meet(peer, token, revoked=case == "revoked", story=story).asked
+    owner, channel, terms = await met(peer, token, revoked=case == "revoked")
+    with pytest.raises(PeerRefused) as refused:
+        await client.fetch(channel, terms, Download(NUMBERS), Watcher())
+    assert refused.value.reason == why
+    with pytest.raises(PeerFault):
+        await client.sample(channel, terms, [0], 4 * 256)
+    with pytest.raises(PeerFault):
+        await client.progress(channel, terms)
+    assert not owner.asked
 
 
-def test_who_was_invited_gets_all_of_it() -> None:
-    async def whole(channel: Any, terms: StateTerms) -> None:
-        state = await client.fetch(channel, terms, Download(NUMBERS), Watcher())
-        assert bytes(state.data) == DATA
-        assert (await client.sample(channel, terms, [0], 4 * 256)).round == 12
-        assert await client.progress(channel, terms) == 12
-
-    meet(GUEST.peer_id, TOKEN, revoked=False, story=whole)
+@in_virtual_time
+async def test_who_was_invited_gets_all_of_it() -> None:
+    _, channel, terms = await met(GUEST.peer_id, TOKEN)
+    state = await client.fetch(channel, terms, Download(NUMBERS), Watcher())
+    assert bytes(state.data) == DATA
+    assert (await client.sample(channel, terms, [0], 4 * 256)).round == 12
+    assert await client.progress(channel, terms) == 12

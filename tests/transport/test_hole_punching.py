@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from random import Random
 
 import grpc
 import pytest
 from memory_network.network import MemoryNetwork, MemoryTransport, started
 from transport_peers import failure_of
-from virtual_clock import run_virtual
+from virtual_clock import in_virtual_time
 
 from noloco_node.base.addresses import Address, parse
 from noloco_node.base.identity import peer_id_of
@@ -98,93 +99,84 @@ class Three:
         return None
 
 
-def among_three(test: Callable[[Three], Awaitable[None]]) -> None:
-    async def main() -> None:
-        three = Three()
+@pytest.fixture
+def three() -> Three:
+    return Three()
+
+
+def among_three(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """The three are started for it, in simulated time."""
+
+    @in_virtual_time
+    @wraps(test)
+    async def run(three: Three, **given: str) -> None:
         async with started(*three.members):
-            try:
-                await test(three)
-            finally:
-                for punching in three.punching.values():
-                    punching.close()
+            await test(three, **given)
 
-    run_virtual(main())
+    return run
 
 
-def test_both_dial_where_the_relay_sees_the_other() -> None:
-    async def test(three: Three) -> None:
-        await three.connect()
-        assert three.dialled(three.a) == [(three.b.peer_id, [str(HOME), QUIC.format(1)])]
-        assert three.dialled(three.b) == [(three.a.peer_id, [QUIC.format(0)])]
-
-    among_three(test)
+@among_three
+async def test_both_dial_where_the_relay_sees_the_other(three: Three) -> None:
+    await three.connect()
+    assert three.dialled(three.a) == [(three.b.peer_id, [str(HOME), QUIC.format(1)])]
+    assert three.dialled(three.b) == [(three.a.peer_id, [QUIC.format(0)])]
 
 
-def test_routers_that_let_nothing_in_are_tried_again_later() -> None:
-    async def test(three: Three) -> None:
-        three.at[three.a.peer_id].lets_in = False
-        assert await three.connect() == pytest.approx(WITHIN_S, abs=0.1)
-        assert await three.connect() == 0
-        await asyncio.sleep(AGAIN_S)
-        await three.connect()
-        assert len(three.dialled(three.a)) == 2
-
-    among_three(test)
+@among_three
+async def test_routers_that_let_nothing_in_are_tried_again_later(three: Three) -> None:
+    three.at[three.a.peer_id].lets_in = False
+    assert await three.connect() == pytest.approx(WITHIN_S, abs=0.1)
+    assert await three.connect() == 0
+    await asyncio.sleep(AGAIN_S)
+    await three.connect()
+    assert len(three.dialled(three.a)) == 2
 
 
 @pytest.mark.parametrize("relay", ["", "relay"])
-def test_a_connection_that_is_there_is_left_as_it_is(relay: str) -> None:
-    async def test(three: Three) -> None:
-        three.at[three.a.peer_id].connections[three.b.peer_id] = FarEnd(three.b.peer_id, "8.8.0.2", relay)
-        assert await three.connect() == 0
-        assert not three.dialled(three.a) and not three.dialled(three.b)
-
-    among_three(test)
+@among_three
+async def test_a_connection_that_is_there_is_left_as_it_is(three: Three, relay: str) -> None:
+    three.at[three.a.peer_id].connections[three.b.peer_id] = FarEnd(three.b.peer_id, "8.8.0.2", relay)
+    assert await three.connect() == 0
+    assert not three.dialled(three.a) and not three.dialled(three.b)
 
 
-def test_a_relay_that_does_not_see_both_over_quic_arranges_nothing() -> None:
-    async def test(three: Three) -> None:
-        for who in (three.a.peer_id, three.b.peer_id):
-            seen = three.ends[who]
-            for other in (seen._replace(quic=None), seen._replace(quic=None, relay=three.relay.peer_id)):
-                three.ends[who] = other
-                await three.connect()
-                await asyncio.sleep(ASK_AGAIN_S)
-            three.ends[who] = seen
-        del three.ends[three.b.peer_id]  # it has gone
-        await three.connect()
-        assert not three.dialled(three.a) and not three.dialled(three.b)
-
-    among_three(test)
+@among_three
+async def test_a_relay_that_does_not_see_both_over_quic_arranges_nothing(three: Three) -> None:
+    for who in (three.a.peer_id, three.b.peer_id):
+        seen = three.ends[who]
+        for other in (seen._replace(quic=None), seen._replace(quic=None, relay=three.relay.peer_id)):
+            three.ends[who] = other
+            await three.connect()
+            await asyncio.sleep(ASK_AGAIN_S)
+        three.ends[who] = seen
+    del three.ends[three.b.peer_id]  # it has gone
+    await three.connect()
+    assert not three.dialled(three.a) and not three.dialled(three.b)
 
 
-def test_a_relay_that_does_not_answer_costs_one_short_wait() -> None:
-    async def test(three: Three) -> None:
-        async def hangs(_: str) -> None:
-            await asyncio.Event().wait()
+@among_three
+async def test_a_relay_that_does_not_answer_costs_one_short_wait(three: Three) -> None:
+    async def hangs(_: str) -> None:
+        await asyncio.Event().wait()
 
-        three.at[three.relay.peer_id].find_connected = hangs  # type: ignore[method-assign]
-        assert await three.connect() == pytest.approx(WITHIN_S, abs=0.1)
-        assert await three.connect() == 0
-
-    among_three(test)
+    three.at[three.relay.peer_id].find_connected = hangs  # type: ignore[method-assign]
+    assert await three.connect() == pytest.approx(WITHIN_S, abs=0.1)
+    assert await three.connect() == 0
 
 
-def test_no_relay_is_dialled_for_it() -> None:
+@among_three
+async def test_no_relay_is_dialled_for_it(three: Three) -> None:
     """A peer's record may name any as its relay, such as one whose own record names the first."""
-
-    async def test(three: Three) -> None:
-        three.at[three.a.peer_id].connections.clear()
-        assert await three.connect() == 0
-        three.known[1] = replace(three.known[1], relay=three.b.peer_id)
-        assert await three.connect() == 0
-        stranger = peer_id_of(bytes([9]) * 32)
-        three.known[1] = replace(three.known[1], relay=stranger)
-        three.at[three.a.peer_id].connections[stranger] = FarEnd(stranger, "8.8.0.9", quic=parse(QUIC.format(9)))
-        assert await three.connect() == 0, "one that is connected, and not this node's relay"
-        assert not three.dialled(three.a)
-
-    among_three(test)
+    three.at[three.a.peer_id].connections.clear()
+    assert await three.connect() == 0
+    three.known[1] = replace(three.known[1], relay=three.b.peer_id)
+    assert await three.connect() == 0
+    stranger = peer_id_of(bytes([9]) * 32)
+    three.known[1] = replace(three.known[1], relay=stranger)
+    three.at[three.a.peer_id].connections[stranger] = FarEnd(stranger, "8.8.0.9", quic=parse(QUIC.format(9)))
+    assert await three.connect() == 0, "one that is connected, and not this node's relay"
+    assert not three.dialled(three.a)
 
 
 NOWHERE = [
@@ -202,45 +194,36 @@ NOWHERE = [
 
 
 @pytest.mark.parametrize("nowhere", NOWHERE)
-def test_what_no_relay_sees_is_not_dialled_at_its_word(nowhere: str) -> None:
-    async def test(three: Three) -> None:
-        assert await three.told(three.relay, nowhere) is grpc.StatusCode.INVALID_ARGUMENT
-        assert not three.dialled(three.b)
-
-    among_three(test)
+@among_three
+async def test_what_no_relay_sees_is_not_dialled_at_its_word(three: Three, nowhere: str) -> None:
+    assert await three.told(three.relay, nowhere) is grpc.StatusCode.INVALID_ARGUMENT
+    assert not three.dialled(three.b)
 
 
-def test_in_a_private_network_a_relay_sees_private_addresses() -> None:
-    async def test(three: Three) -> None:
-        three.ends[three.relay.peer_id] = FarEnd(three.relay.peer_id, "192.168.1.9")
-        assert await three.told(three.relay, "/ip4/192.168.1.1/udp/4001/quic-v1") is None
-        assert await three.told(three.relay, "/ip4/127.0.0.1/udp/4001/quic-v1") is grpc.StatusCode.INVALID_ARGUMENT
-
-    among_three(test)
+@among_three
+async def test_in_a_private_network_a_relay_sees_private_addresses(three: Three) -> None:
+    three.ends[three.relay.peer_id] = FarEnd(three.relay.peer_id, "192.168.1.9")
+    assert await three.told(three.relay, "/ip4/192.168.1.1/udp/4001/quic-v1") is None
+    assert await three.told(three.relay, "/ip4/127.0.0.1/udp/4001/quic-v1") is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_stranger_has_nobody_dialled() -> None:
-    async def test(three: Three) -> None:
-        assert await three.told(three.a, QUIC.format(9)) is grpc.StatusCode.PERMISSION_DENIED
-        assert not three.dialled(three.b)
-
-    among_three(test)
+@among_three
+async def test_a_stranger_has_nobody_dialled(three: Three) -> None:
+    assert await three.told(three.a, QUIC.format(9)) is grpc.StatusCode.PERMISSION_DENIED
+    assert not three.dialled(three.b)
 
 
-def test_a_place_is_dialled_few_times_whatever_ids_it_makes_up() -> None:
+@among_three
+async def test_a_place_is_dialled_few_times_whatever_ids_it_makes_up(three: Three) -> None:
     """Each dial in vain brings p2pd nearer to taking UDP for blocked."""
-
-    async def test(three: Three) -> None:
-        three.at[three.b.peer_id].lets_in = False
-        full = grpc.StatusCode.RESOURCE_EXHAUSTED
-        ids = [peer_id_of(bytes([100 + number]) * 32) for number in range(30)]
-        answers = [await three.told(three.relay, QUIC.format(5), peer) for peer in ids]
-        assert answers == [None] * OF_PLACE + [full] * (30 - OF_PLACE)
-        assert await three.told(three.relay, "/ip4/9.9.9.9/udp/4001/quic-v1") is None, "another place"
-        await asyncio.sleep(PLACE_S)
-        assert await three.told(three.relay, QUIC.format(5), ids[0]) is None
-
-    among_three(test)
+    three.at[three.b.peer_id].lets_in = False
+    full = grpc.StatusCode.RESOURCE_EXHAUSTED
+    ids = [peer_id_of(bytes([100 + number]) * 32) for number in range(30)]
+    answers = [await three.told(three.relay, QUIC.format(5), peer) for peer in ids]
+    assert answers == [None] * OF_PLACE + [full] * (30 - OF_PLACE)
+    assert await three.told(three.relay, "/ip4/9.9.9.9/udp/4001/quic-v1") is None, "another place"
+    await asyncio.sleep(PLACE_S)
+    assert await three.told(three.relay, QUIC.format(5), ids[0]) is None
 
 
 def test_one_place_leaves_most_of_an_hours_dials_to_others() -> None:
@@ -250,61 +233,51 @@ def test_one_place_leaves_most_of_an_hours_dials_to_others() -> None:
     assert dials.begin(parse("/ip4/9.9.9.9/udp/4001/quic-v1"), 3599.0)
 
 
-def test_peers_of_one_place_that_let_nothing_in_are_dialled_few_times() -> None:
-    async def test(three: Three) -> None:
-        three.at[three.a.peer_id].lets_in = False
-        for _ in range(3 * OF_PLACE):
-            three.punching[three.a.peer_id]._not_before.clear()  # as if each had another id
-            await three.connect()
-        assert len(three.dialled(three.a)) == OF_PLACE
-
-    among_three(test)
+@among_three
+async def test_peers_of_one_place_that_let_nothing_in_are_dialled_few_times(three: Three) -> None:
+    three.at[three.a.peer_id].lets_in = False
+    for _ in range(3 * OF_PLACE):
+        three.punching[three.a.peer_id]._not_before.clear()  # as if each had another id
+        await three.connect()
+    assert len(three.dialled(three.a)) == OF_PLACE
 
 
-def test_many_places_have_few_dialled_in_vain() -> None:
-    async def test(three: Three) -> None:
-        three.at[three.b.peer_id].lets_in = False
-        taken = 0
-        for number in range(3 * AN_HOUR):
-            taken += await three.told(three.relay, f"/ip4/9.{number}.9.9/udp/4001/quic-v1") is None
-            await asyncio.sleep(WITHIN_S)
-        assert taken == AN_HOUR
-
-    among_three(test)
-
-
-def test_dials_that_reach_somebody_are_not_counted() -> None:
-    async def test(three: Three) -> None:
-        for _ in range(3 * AN_HOUR):
-            assert await three.told(three.relay, QUIC.format(5)) is None
-            await asyncio.sleep(1.0)
-
-    among_three(test)
-
-
-def test_few_are_dialled_at_the_same_time() -> None:
-    async def test(three: Three) -> None:
-        three.at[three.b.peer_id].lets_in = False
-        hosts = [f"/ip4/9.{number}.9.9/udp/4001/quic-v1" for number in range(MOST_DIALS)]
-        assert [await three.told(three.relay, host) for host in hosts] == [None] * MOST_DIALS
-        assert await three.told(three.relay, QUIC.format(0)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+@among_three
+async def test_many_places_have_few_dialled_in_vain(three: Three) -> None:
+    three.at[three.b.peer_id].lets_in = False
+    taken = 0
+    for number in range(3 * AN_HOUR):
+        taken += await three.told(three.relay, f"/ip4/9.{number}.9.9/udp/4001/quic-v1") is None
         await asyncio.sleep(WITHIN_S)
-        assert await three.told(three.relay, QUIC.format(0)) is None
-
-    among_three(test)
+    assert taken == AN_HOUR
 
 
-def test_one_place_cannot_keep_a_relay_busy() -> None:
-    async def test(three: Three) -> None:
-        async def hangs(_: str) -> None:
-            await asyncio.Event().wait()
-
-        three.at[three.relay.peer_id].find_connected = hangs  # type: ignore[method-assign]
-        ask = HolePunchingStub(three.a.channel(three.relay.peer_id)).Arrange
-        about = pb.ArrangeRequest(peer=three.b.peer_id)
-        waiting = [asyncio.create_task(failure_of(ask(about, timeout=5.0))) for _ in range(ARRANGED_OF_PLACE)]
+@among_three
+async def test_dials_that_reach_somebody_are_not_counted(three: Three) -> None:
+    for _ in range(3 * AN_HOUR):
+        assert await three.told(three.relay, QUIC.format(5)) is None
         await asyncio.sleep(1.0)
-        assert await failure_of(ask(about, timeout=5.0)) is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert set(await asyncio.gather(*waiting)) == {grpc.StatusCode.DEADLINE_EXCEEDED}
 
-    among_three(test)
+
+@among_three
+async def test_few_are_dialled_at_the_same_time(three: Three) -> None:
+    three.at[three.b.peer_id].lets_in = False
+    hosts = [f"/ip4/9.{number}.9.9/udp/4001/quic-v1" for number in range(MOST_DIALS)]
+    assert [await three.told(three.relay, host) for host in hosts] == [None] * MOST_DIALS
+    assert await three.told(three.relay, QUIC.format(0)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await asyncio.sleep(WITHIN_S)
+    assert await three.told(three.relay, QUIC.format(0)) is None
+
+
+@among_three
+async def test_one_place_cannot_keep_a_relay_busy(three: Three) -> None:
+    async def hangs(_: str) -> None:
+        await asyncio.Event().wait()
+
+    three.at[three.relay.peer_id].find_connected = hangs  # type: ignore[method-assign]
+    ask = HolePunchingStub(three.a.channel(three.relay.peer_id)).Arrange
+    about = pb.ArrangeRequest(peer=three.b.peer_id)
+    waiting = [asyncio.create_task(failure_of(ask(about, timeout=5.0))) for _ in range(ARRANGED_OF_PLACE)]
+    await asyncio.sleep(1.0)
+    assert await failure_of(ask(about, timeout=5.0)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert set(await asyncio.gather(*waiting)) == {grpc.StatusCode.DEADLINE_EXCEEDED}

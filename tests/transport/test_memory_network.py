@@ -8,7 +8,7 @@ import grpc
 import pytest
 from memory_network.network import DIAL_TIMEOUT_S, MemoryNetwork
 from transport_peers import ADD, Exchange, Runs, drain, failure_of, fragment
-from virtual_clock import run_virtual
+from virtual_clock import in_virtual_time, run_virtual
 
 from noloco_node.errors import NolocoError
 from noloco_node.wire import peer_pb2
@@ -64,154 +64,127 @@ async def messages(*payloads, every_s=0.0):
 # ---- time ----
 
 
-def test_a_thousand_simulated_seconds_pass_at_once():
-    async def main():
-        await asyncio.gather(*(asyncio.sleep(1000 * index) for index in range(10)))
-        return now()
-
+@in_virtual_time
+async def test_a_thousand_simulated_seconds_pass_at_once():
     began = time.process_time()
-    assert run_virtual(main()) == pytest.approx(9000)
+    await asyncio.gather(*(asyncio.sleep(1000 * index) for index in range(10)))
+    assert now() == pytest.approx(9000)
     assert time.process_time() - began < 1.0
 
 
-def test_simulated_time_stands_still_while_there_is_work():
-    async def main():
-        for _ in range(1000):
-            await asyncio.sleep(0)
-        return now()
-
-    assert run_virtual(main()) == 0.0
+@in_virtual_time
+async def test_simulated_time_stands_still_while_there_is_work():
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert now() == 0.0
 
 
 def test_work_in_a_thread_is_waited_for():
     assert run_virtual(asyncio.to_thread(lambda: 7)) == 7
 
 
-def test_delay_goes_there_and_back():
-    async def main():
-        a, b = await joined(MemoryNetwork(Random(1), delay_s=0.25), "a", "b")
-        await ask(a, b)
-        return now()
-
-    assert run_virtual(main()) == pytest.approx(0.5)
+@in_virtual_time
+async def test_delay_goes_there_and_back():
+    a, b = await joined(MemoryNetwork(Random(1), delay_s=0.25), "a", "b")
+    await ask(a, b)
+    assert now() == pytest.approx(0.5)
 
 
-def test_bandwidth_is_the_links_and_sizes_are_the_messages():
+@in_virtual_time
+async def test_bandwidth_is_the_links_and_sizes_are_the_messages():
     size = len(fragment(bytes(1000)).SerializeToString())
-
-    async def main():
-        network = MemoryNetwork(Random(1))
-        a, b = await joined(network, "a", "b")
-        network.link("a", "b").bandwidth_bytes_s = 100.0
-        await asyncio.gather(*(drain(swap(a, b, messages(bytes(1000)))) for _ in range(2)))  # they share the link
-        one_way = now()
-        network.link("a", "b").bandwidth_bytes_s = float("inf")
-        network.link("b", "a").bandwidth_bytes_s = 50.0
-        await drain(swap(a, b, messages(bytes(1000))))
-        return one_way, now() - one_way
-
-    assert run_virtual(main()) == pytest.approx((2 * size / 100, size / 50))
+    network = MemoryNetwork(Random(1))
+    a, b = await joined(network, "a", "b")
+    network.link("a", "b").bandwidth_bytes_s = 100.0
+    await asyncio.gather(*(drain(swap(a, b, messages(bytes(1000)))) for _ in range(2)))  # they share the link
+    assert (one_way := now()) == pytest.approx(2 * size / 100)
+    network.link("a", "b").bandwidth_bytes_s = float("inf")
+    network.link("b", "a").bandwidth_bytes_s = 50.0
+    await drain(swap(a, b, messages(bytes(1000))))
+    assert now() - one_way == pytest.approx(size / 50)
 
 
-def test_messages_of_one_instant_keep_their_order():
-    async def main():
-        a, b = await joined(MemoryNetwork(Random(1), delay_s=0.1), "a", "b")
-        payloads = [bytes([index]) for index in range(100)]
-        return [reply.fragment.payload for reply in await drain(swap(a, b, messages(*payloads)))] == payloads
-
-    assert run_virtual(main())
+@in_virtual_time
+async def test_messages_of_one_instant_keep_their_order():
+    a, b = await joined(MemoryNetwork(Random(1), delay_s=0.1), "a", "b")
+    payloads = [bytes([index]) for index in range(100)]
+    assert [reply.fragment.payload for reply in await drain(swap(a, b, messages(*payloads)))] == payloads
 
 
 # ---- faults ----
 
 
-def test_a_lost_message_leaves_a_stream_silent_until_its_deadline():
-    async def main():
-        network = MemoryNetwork(Random(1))
-        a, b = await joined(network, "a", "b")
-        call = swap(a, b, messages(b"first", b"second", b"third", every_s=1.0), timeout=20.0)
-        replies = aiter(call)
-        await anext(replies)
-        network.link("a", "b").loss = 1.0
-        await asyncio.sleep(1.5)
-        network.link("a", "b").loss = 0.0  # the third message would pass, but it comes after the lost one
-        return await failure_of(anext(replies)), now()
-
-    assert run_virtual(main()) == (STATUS.DEADLINE_EXCEEDED, pytest.approx(20))
+@in_virtual_time
+async def test_a_lost_message_leaves_a_stream_silent_until_its_deadline():
+    network = MemoryNetwork(Random(1))
+    a, b = await joined(network, "a", "b")
+    call = swap(a, b, messages(b"first", b"second", b"third", every_s=1.0), timeout=20.0)
+    replies = aiter(call)
+    await anext(replies)
+    network.link("a", "b").loss = 1.0
+    await asyncio.sleep(1.5)
+    network.link("a", "b").loss = 0.0  # the third message would pass, but it comes after the lost one
+    assert await failure_of(anext(replies)) is STATUS.DEADLINE_EXCEEDED and now() == pytest.approx(20)
 
 
-def test_loss_is_as_frequent_as_it_is_said_to_be():
-    async def main():
-        a, b = await joined(MemoryNetwork(Random(1), loss=0.1), "a", "b")
-        calls = await asyncio.gather(*(ask(a, b, timeout=5.0) for _ in range(500)), return_exceptions=True)
-        return sum(isinstance(call, Exception) for call in calls) / 500
-
+@in_virtual_time
+async def test_loss_is_as_frequent_as_it_is_said_to_be():
+    a, b = await joined(MemoryNetwork(Random(1), loss=0.1), "a", "b")
+    calls = await asyncio.gather(*(ask(a, b, timeout=5.0) for _ in range(500)), return_exceptions=True)
     # A unary call is an opening, a request, an end of requests that may be lost unnoticed, a reply, and a status.
-    assert run_virtual(main()) == pytest.approx(1 - 0.9**4, abs=0.05)
+    assert sum(isinstance(call, Exception) for call in calls) / 500 == pytest.approx(1 - 0.9**4, abs=0.05)
 
 
-def test_a_partition_is_silent_and_heals():
-    async def main():
-        network = MemoryNetwork(Random(1))
-        a, b, c, d = await joined(network, "a", "b", "c", "d")
-        network.partition([{"a", "b"}])
-        await ask(a, b)
-        await ask(c, d)
-        failures = await asyncio.gather(
-            failure_of(ask(a, c)), failure_of(ask(c, a)), failure_of(ask(a, d, timeout=2.0))
-        )
-        after = now()
-        network.heal()
-        await ask(a, c)
-        return failures, after
-
-    failures, after = run_virtual(main())
+@in_virtual_time
+async def test_a_partition_is_silent_and_heals():
+    network = MemoryNetwork(Random(1))
+    a, b, c, d = await joined(network, "a", "b", "c", "d")
+    network.partition([{"a", "b"}])
+    await ask(a, b)
+    await ask(c, d)
+    failures = await asyncio.gather(failure_of(ask(a, c)), failure_of(ask(c, a)), failure_of(ask(a, d, timeout=2.0)))
+    after = now()
+    network.heal()
+    await ask(a, c)
     assert failures == [STATUS.UNAVAILABLE, STATUS.UNAVAILABLE, STATUS.DEADLINE_EXCEEDED]
     assert after == pytest.approx(DIAL_TIMEOUT_S)
 
 
-def test_a_peer_that_vanishes_is_gone_for_all_and_may_come_back():
-    async def main():
-        network = MemoryNetwork(Random(1), delay_s=0.5)
-        a, b, c = await joined(network, "a", "b", "c", swap=hang)
-        outgoing, incoming = swap(b, a, messages()), swap(c, b, messages())
-        bystander = swap(a, c, messages(), timeout=20.0)
-        await asyncio.sleep(5)
-        network.vanish("b")
-        codes = [await incoming.code(), await outgoing.code(), await failure_of(ask(a, b))]
-        seen_after = now() - 5
-        (again,) = await joined(network, "b")
-        await ask(a, again)
-        return codes, seen_after, await bystander.code()
-
-    codes, seen_after, bystander = run_virtual(main())
+@in_virtual_time
+async def test_a_peer_that_vanishes_is_gone_for_all_and_may_come_back():
+    network = MemoryNetwork(Random(1), delay_s=0.5)
+    a, b, c = await joined(network, "a", "b", "c", swap=hang)
+    outgoing, incoming = swap(b, a, messages()), swap(c, b, messages())
+    bystander = swap(a, c, messages(), timeout=20.0)
+    await asyncio.sleep(5)
+    network.vanish("b")
+    codes = [await incoming.code(), await outgoing.code(), await failure_of(ask(a, b))]
+    seen_after = now() - 5
+    (again,) = await joined(network, "b")
+    await ask(a, again)
     assert codes == [STATUS.UNAVAILABLE] * 3
     assert seen_after == pytest.approx(0.5 + 1.0)  # the break is seen, then a call is refused
-    assert bystander is STATUS.DEADLINE_EXCEEDED
+    assert await bystander.code() is STATUS.DEADLINE_EXCEEDED
 
 
-def test_an_id_is_taken_while_its_member_is_there():
-    async def main():
-        network = MemoryNetwork(Random(1))
-        (a,) = await joined(network, "a")
-        with pytest.raises(NolocoError, match="close"):
-            await joined(network, "a")
-        await a.close()
+@in_virtual_time
+async def test_an_id_is_taken_while_its_member_is_there():
+    network = MemoryNetwork(Random(1))
+    (a,) = await joined(network, "a")
+    with pytest.raises(NolocoError, match="close"):
         await joined(network, "a")
+    await a.close()
+    await joined(network, "a")
 
-    run_virtual(main())
 
-
-def test_nothing_is_left_of_calls_that_ended():
-    async def main():
-        network = MemoryNetwork(Random(1), delay_s=0.01, loss=0.05)
-        a, b = await joined(network, "a", "b")
-        calls = [drain(swap(a, b, messages(b"x", b"y"), timeout=5.0)) for _ in range(50)]
-        await asyncio.gather(*calls, return_exceptions=True)
-        await asyncio.sleep(10)
-        return len(asyncio.all_tasks()), len(network._calls), len(a._answers), len(b._answers)
-
-    assert run_virtual(main()) == (1, 0, 0, 0)
+@in_virtual_time
+async def test_nothing_is_left_of_calls_that_ended():
+    network = MemoryNetwork(Random(1), delay_s=0.01, loss=0.05)
+    a, b = await joined(network, "a", "b")
+    calls = [drain(swap(a, b, messages(b"x", b"y"), timeout=5.0)) for _ in range(50)]
+    await asyncio.gather(*calls, return_exceptions=True)
+    await asyncio.sleep(10)
+    assert (len(asyncio.all_tasks()), len(network._calls), len(a._answers), len(b._answers)) == (1, 0, 0, 0)
 
 
 def test_a_stuck_simulation_says_so(monkeypatch):

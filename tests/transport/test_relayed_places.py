@@ -66,11 +66,8 @@ def test_all_other_relays_are_one_place_wherever_they_are() -> None:
     assert {known.place(far_end) for far_end in ends} == {RELAYED}
 
 
-def test_a_direct_peer_is_where_it_is() -> None:
-    async def main() -> str:
-        known = RelayedPlaces(lambda _: None, ())  # type: ignore[arg-type, return-value]
-        far_end = FarEnd("peer", "8.8.8.8")
-        known.met(far_end)
-        return known.place(far_end)
-
-    assert run_virtual(main()) == "8.8.8.0/24"
+async def test_a_direct_peer_is_where_it_is() -> None:
+    known = RelayedPlaces(lambda _: None, ())  # type: ignore[arg-type, return-value]
+    far_end = FarEnd("peer", "8.8.8.8")
+    known.met(far_end)
+    assert known.place(far_end) == "8.8.8.0/24"
