@@ -13,6 +13,7 @@ import logging
 import math
 import queue
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 
 from noloco_node.base.latest import remember
+from noloco_node.base.states import SERVES_STAGE
 from noloco_node.core.codecs.activations import ActivationCodec, activation_codec
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.host.traffic import Traffic
@@ -138,12 +140,30 @@ class StageService(StageServicer):
             self._rate.note(now, self._task.counts.passed, works=self._works())
 
     def view(self, seen: Collection[PeerRecord], state: str) -> StageView | None:
+        """`seen`: the other nodes of the run; `state`: of this one."""
         if self._task is None:
             return None
-        task, queued = self._task, self._held.callers.total()
-        left_out = self._next.left_out()
-        return shown.view(
-            task.at, seen, state, task.counts, task.window.size, self.totals, queued, self._rate.per_s, left_out
+        at, counts, totals = self._task.at, self._task.counts, self.totals
+        holders = Counter(record.stage for record in seen if record.state in SERVES_STAGE)
+        holders[at.number] += state in SERVES_STAGE
+        return StageView(
+            number=at.number,
+            stages=at.stages,
+            nodes=tuple(holders[stage] for stage in range(1, at.stages + 1)),
+            micro_batches_per_s=self._rate.per_s,
+            passed=counts.passed,
+            under_way=counts.under_way,
+            most_under_way=self._task.window.size if at.first else 0,
+            queued=self._held.callers.total(),
+            lost=counts.lost,
+            retried=totals.retried,
+            compared=totals.compared,
+            answered=totals.answered,
+            not_counted=counts.not_counted,
+            not_believed=(*self._next.left_out(), *counts.not_believed),
+            refused=totals.refused,
+            sent=totals.sent_bytes,
+            received=totals.received_bytes,
         )
 
     def health(self, seen: Collection[PeerRecord], state: str) -> tuple[Health, ...]:

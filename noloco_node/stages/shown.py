@@ -1,14 +1,13 @@
-"""What `status` shows of a stage, and what health says of the run's stages. Pure: time is an argument."""
+"""What `status` counts of a stage, and what health says of the run's stages. Pure: time is an argument."""
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Set
 from dataclasses import dataclass
 
 from noloco_node.base.states import HELD_BACK, ON_THE_WAY, SERVES_STAGE, NodeState
 from noloco_node.peers.record import PeerRecord
 from noloco_node.stages.part import Position
-from noloco_node.stages.passes import Counts
-from noloco_node.views.status import Health, StageView
+from noloco_node.views.status import Health
 
 JUDGED, LEAST_JUDGED = 16, 8
 """The last micro-batches that say whether their time is too short for the way to the other stages."""
@@ -56,42 +55,6 @@ class MicroBatchRate:
             return None
         (since, before), (now, passed) = self._seen[0], self._seen[-1]
         return (passed - before) / (now - since) if now > since else None
-
-
-def view(  # noqa: PLR0913, PLR0917
-    at: Position,
-    seen: Collection[PeerRecord],
-    state: str,
-    counts: Counts,
-    most_under_way: int,
-    totals: LinkTotals,
-    queued: int,
-    per_s: float | None,
-    left_out: Collection[str] = (),
-) -> StageView:
-    """`seen`: the other nodes of the run; `state`: of this one; `queued`: micro-batches of others here now; `left_out`:
-    peers of the next stage."""
-    holders = Counter(record.stage for record in seen if record.state in SERVES_STAGE)
-    holders[at.number] += state in SERVES_STAGE
-    return StageView(
-        number=at.number,
-        stages=at.stages,
-        nodes=tuple(holders[stage] for stage in range(1, at.stages + 1)),
-        micro_batches_per_s=per_s,
-        passed=counts.passed,
-        under_way=counts.under_way,
-        most_under_way=most_under_way if at.first else 0,
-        queued=queued,
-        lost=counts.lost,
-        retried=totals.retried,
-        compared=totals.compared,
-        answered=totals.answered,
-        not_counted=counts.not_counted,
-        not_believed=(*left_out, *counts.not_believed),
-        refused=totals.refused,
-        sent=totals.sent_bytes,
-        received=totals.received_bytes,
-    )
 
 
 def health(
