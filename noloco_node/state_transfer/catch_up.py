@@ -265,7 +265,7 @@ class CatchUp:
             log.info("this node's weights are like an earlier partner's: it keeps them")
             return False
         self.wanted.own_round, self.wanted.goes_back = own, diverged
-        checks, say = Checks(samples, judge, self._place_of), node.waits_for
+        checks, say = Checks(samples, judge), node.waits_for
         state = await choose_donor.fetch_state(self._channel, others, self.wanted, say, checks, pace=self._pace)
         if state is not None:
             await node.adopt(state)

@@ -58,7 +58,6 @@ STALE_ROUNDS = 10
 RECORDS = "the records of other nodes"
 
 Channel = Callable[[str], grpc.aio.Channel]
-PlaceOf = Callable[[str], str]
 Judge = Callable[[str, LiveState], Awaitable[str | None]]
 """Why the state of a donor is not to be kept, after all of it has come; None: it is."""
 Say = Callable[[str], None]
@@ -100,7 +99,6 @@ class Checks:
 
     samples: CrossCheck
     judge: Judge
-    place_of: PlaceOf
 
 
 async def fetch_state(  # noqa: PLR0913
@@ -191,7 +189,7 @@ class _Choice:
     def __init__(self, checks: Checks) -> None:
         self.misbehaved: set[str] = set()
         self.failure: PeerFault | None = None
-        self._samples, self._place_of = checks.samples, checks.place_of
+        self._samples = checks.samples
         self._last: str | None = None
         self._tries_left = 0
         self._turns: Counter[str] = Counter()
@@ -203,7 +201,7 @@ class _Choice:
         honest = self._honest(candidates)
         if not (self._tries_left and self._last in honest):
             ranks = {peer: self._rank(peer) for peer in honest}
-            first = {peer: self._place_of(peer) for peer in honest if ranks[peer] == min(ranks.values())}
+            first = {peer: self._samples.place_of(peer) for peer in honest if ranks[peer] == min(ranks.values())}
             if self._slow.better in honest:
                 self._last = self._slow.better
             else:
@@ -291,7 +289,7 @@ class _Attempt:
             raise PeerMisbehaved("bad_round", f"{round}")
         if round < self._wanted.own_round and not self._wanted.goes_back:
             raise PeerFault("old_state", f"of round {round}")  # no misbehaviour: its copy may be a few rounds old
-        middle = middle_round({self._donor: round, **await self._witnessed()}, self._checks.place_of)
+        middle = middle_round({self._donor: round, **await self._witnessed()}, self._checks.samples.place_of)
         if abs(round - middle) > STALE_ROUNDS:  # not PeerMisbehaved: a witness may be the one that is wrong
             why = "stale_state" if round < middle else "far_ahead"
             raise PeerFault(why, f"of round {round}, where others are at {middle}")
@@ -315,7 +313,7 @@ class _Attempt:
 
     async def _witnessed(self) -> dict[str, int]:
         """The rounds that the donor and some other peers answer."""
-        others = {peer: self._checks.place_of(peer) for peer in self._witnesses}
+        others = {peer: self._checks.samples.place_of(peer) for peer in self._witnesses}
         some = [self._donor, *places.several(random, others, WITNESSES)]
         asked = (client.progress(self._channel(peer), self._wanted.terms) for peer in some)
         answers = await asyncio.gather(*asked, return_exceptions=True)

@@ -120,7 +120,7 @@ class Collector:
         self._busy = True
         self._own, self._owner = own, owner
         self.view = GatherView(run_id=own.terms.run_id.hex(), layout=own.terms.layout.hex(), doing="this node's state")
-        collecting = asyncio.create_task(self._gather(owner, there, peers, stages))
+        collecting = asyncio.create_task(self._gather(there, peers, stages))
         try:
             while not (await asyncio.wait({collecting}, timeout=SAY_S))[0]:
                 yield self.view
@@ -138,13 +138,7 @@ class Collector:
             finally:
                 self._busy = False
 
-    async def _gather(
-        self,
-        owner: StateOwner,
-        there: Collection[PeerRecord],
-        peers: int,
-        stages: Sequence[OtherStage],
-    ) -> None:
+    async def _gather(self, there: Collection[PeerRecord], peers: int, stages: Sequence[OtherStage]) -> None:
         me = self._own
         oldest = me.round - STALE_ROUNDS
         donors = self._in_turn(there, peers, oldest)
@@ -156,7 +150,7 @@ class Collector:
         for stage in stages:
             sizes += [stage.parameters] * min(peers, len(stage.there))
         folder = self._fresh_folder(sizes)
-        round_, numbers = await asyncio.wrap_future(owner.live_state())
+        round_, numbers = await asyncio.wrap_future(self._owner.live_state())
         if not await asyncio.to_thread(client.is_finite, numbers):
             raise NonFinite("this node's own weights hold NaN or Inf: average others, through another node")
         count = min(COMPARED, me.parameters)

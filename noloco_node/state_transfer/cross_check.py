@@ -96,7 +96,7 @@ class CrossCheck:
         cuts = [(block * wire.BLOCK, min(parameters, (block + 1) * wire.BLOCK)) for block in self._blocks]
         self._size = 4 * sum(end - start for start, end in cuts)
         self._cuts = cuts
-        self._terms, self._channel, self._place_of, self._pace = terms, channel, place_of, pace
+        self._terms, self._channel, self.place_of, self._pace = terms, channel, place_of, pace
         self._ask_own = own
         self._own: Weights | None = None
         self._asked: set[str] = set()
@@ -113,7 +113,7 @@ class CrossCheck:
         if self._own is None:
             self._own = np.frombuffer(await self._ask_own(self._blocks), np.float32)
         believed = [peer for peer in self._weights if peer in peers and not self.doubted(peer)]
-        left = {peer: self._place_of(peer) for peer in peers if peer not in self._asked}
+        left = {peer: self.place_of(peer) for peer in peers if peer not in self._asked}
         some = places.several(random, left, max(0, ASKED - len(believed)))
         if not some:
             return
@@ -150,7 +150,7 @@ class CrossCheck:
     def places_alike(self, peer: str) -> int:
         """In how many places weights like this peer's are, its own included; 0: it sent no sample."""
         mine = self._weights.get(peer)
-        return 0 if mine is None else len({self._place_of(other) for other in self._near(mine)})
+        return 0 if mine is None else len({self.place_of(other) for other in self._near(mine)})
 
     def doubted(self, peer: str) -> bool:
         """Whether it stood with one whose state was not worth keeping."""

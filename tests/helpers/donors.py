@@ -184,20 +184,14 @@ class DonorNetwork:
             await self.transports[name].start()
         return self.transports[name]
 
-    async def close(self) -> None:
-        for transport in self.transports.values():
-            await transport.close()
 
-
-def checks(transport: MemoryTransport, count: int = NUMBERS, own: bytes | None = None) -> Checks:
+def checks(transport: MemoryTransport, count: int) -> Checks:
     """That accept every state."""
-    data = bytes(4 * count) if own is None else own
 
     async def sample(blocks: Collection[int]) -> bytes:
-        return blocks_of(data, blocks)
+        return blocks_of(bytes(4 * count), blocks)
 
     async def judge(_donor: str, _state: LiveState) -> str | None:
         return None
 
-    place_of = transport.place_of
-    return Checks(CrossCheck(TERMS, count // 2, transport.channel, place_of, sample), judge, place_of)
+    return Checks(CrossCheck(TERMS, count // 2, transport.channel, transport.place_of, sample), judge)
