@@ -167,15 +167,13 @@ class Inbound(_Carrier):
         return carried.caller if carried else None
 
     def answering(self, connection: str) -> Callable[[], None]:
-        """A call is being answered on this connection, until what is returned is called."""
-        carried = self._carried.get(connection)
+        """A call is being answered on this connection, which is there, until what is returned is called."""
+        carried = self._carried[connection]
+        carried.calls += 1
 
         def ended() -> None:
-            if carried is not None:
-                carried.calls -= 1
+            carried.calls -= 1
 
-        if carried is not None:
-            carried.calls += 1
         return ended
 
     def shut_out(self, peer: str) -> None:
