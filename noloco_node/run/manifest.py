@@ -47,9 +47,8 @@ def verify(signed: Signed) -> Manifest:
 
 
 def parse(canonical: bytes) -> Manifest:
-    """A manifest from the network. Raises Incompatible, also for bytes not in canonical form: another run id."""
-    if len(canonical) > MAX_BYTES:
-        _incompatible(f"it has {len(canonical)} bytes, and {MAX_BYTES} are allowed")
+    """A manifest from the network, of MAX_BYTES at most. Raises Incompatible, also for bytes not in canonical form:
+    another run id."""
     try:
         document = json.loads(canonical.decode())
         _require_known(Manifest, document)
