@@ -9,13 +9,12 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from noloco_node.base import atomic_files
 from noloco_node.base.addresses import Address
 from noloco_node.base.identity import is_peer_id
 from noloco_node.base.places import claimed, in_turn
-from noloco_node.peers.record import read_addresses
+from noloco_node.peers.record import PeerRecord, read_addresses
 
 MAX_PEERS = 64
 """The peers seen last, of each place the same number: enough that some are still there after a week."""
@@ -26,17 +25,6 @@ AGAIN_S = 3600.0
 LATEST = 1 << 34
 """Seconds since 1970 that a clock may show: a peer seen in five centuries would be dropped last."""
 _LOST = "peers seen before this start are forgotten"
-
-
-class Seen(Protocol):
-    """The part of a PeerRecord that is kept."""
-
-    @property
-    def peer_id(self) -> str: ...
-    @property
-    def addresses(self) -> tuple[Address, ...]: ...
-    @property
-    def time(self) -> float: ...
 
 
 class PeerCache:
@@ -51,7 +39,7 @@ class PeerCache:
         found = self._read()
         return {peer: found[peer][1] for peer in sorted(found, key=lambda peer: -found[peer][0])}
 
-    def keep(self, records: Iterable[Seen], met: Mapping[str, str] | None = None) -> None:
+    def keep(self, records: Iterable[PeerRecord], met: Mapping[str, str] | None = None) -> None:
         """Add peers that are there now. `met`: in which place each was met, where that is known; others are where they
         say that they are. Raises DiskFull, UsageError."""
         now = time.time()

@@ -3,9 +3,9 @@
 hivemind keeps every record that comes, and of two the one that expires later: without these checks, anybody could
 overwrite anybody's record for a billion seconds, and fill our memory. `CheckedCalls` lets through what
 peers/dht_messages.py allows; `RecordValidator` accepts a record only if its own peer signed it, at a key it belongs to,
-with the expiry that follows from the signed time; `DhtStorage` bounds how many are stored; `RoutingUpdates` bounds how
-many nodes are known; `SilentPeers` are left out for a moment. All take hivemind's place for its `DHTNode`, and import
-it late: that takes seconds.
+with the expiry that follows from the signed time; `DhtStorage` bounds how many are stored; `learn_of` bounds how many
+nodes are known; `SilentPeers` are left out for a moment. All take hivemind's place for its `DHTNode`, and import it
+late: that takes seconds.
 """
 
 import time
@@ -271,27 +271,22 @@ class SilentPeers:
         return self._until.get(peer, 0.0) > self._clock()
 
 
-class RoutingUpdates:
+async def learn_of(protocol: Any, node_id: Any, peer_id: Any, responded: bool = True) -> None:
     """How hivemind's `DHTProtocol` learns of nodes, in its own method's place. That one also gives a node that is new
     copies of our records, which their signers store there themselves within 20 s; and it remembers any number of nodes
     that found their bucket full."""
-
-    def __init__(self, protocol: Any) -> None:
-        self._protocol = protocol
-
-    async def __call__(self, node_id: Any, peer_id: Any, responded: bool = True) -> None:
-        table = self._protocol.routing_table
-        node_id = table.get(peer_id=peer_id) if node_id is None else node_id
-        if node_id is None:
-            return
-        if not responded:
-            if node_id in table:
-                del table[node_id]
-            return
-        longest_silent = table.add_or_update_node(node_id, peer_id)
-        _few_replacements(table, node_id)
-        if longest_silent is not None:  # its bucket is full
-            await self._protocol.call_ping(longest_silent[1])
+    table = protocol.routing_table
+    node_id = table.get(peer_id=peer_id) if node_id is None else node_id
+    if node_id is None:
+        return
+    if not responded:
+        if node_id in table:
+            del table[node_id]
+        return
+    longest_silent = table.add_or_update_node(node_id, peer_id)
+    _few_replacements(table, node_id)
+    if longest_silent is not None:  # its bucket is full
+        await protocol.call_ping(longest_silent[1])
 
 
 def _few_replacements(table: Any, node_id: Any) -> None:

@@ -29,9 +29,9 @@ from noloco_node.peers.dht_storage import (
     CheckedCalls,
     DhtStorage,
     RecordValidator,
-    RoutingUpdates,
     SilentPeers,
     answers,
+    learn_of,
 )
 from noloco_node.peers.record import (
     MAX_ADDRESSES,
@@ -135,7 +135,7 @@ class Directory:
         self._boot = secrets.token_bytes(16)
         self._last: Presence | None = None
         self._rng = random.Random()
-        self._run = _RunRead(SizeEstimate(self._rng))
+        self._run = _RunRead()
         self._written: dict[int, float] = {}
         """The depths of our records that may not have expired yet, and when each was written."""
         self._other_runs: dict[str, _RunRead] = {}
@@ -189,7 +189,7 @@ class Directory:
                 protocol = self._node.protocol
                 early, protocol.storage = protocol.storage, DhtStorage(self.ttl_s)
                 protocol.storage.take_over(early)
-                protocol.update_routing_table = RoutingUpdates(protocol)
+                protocol.update_routing_table = partial(learn_of, protocol)
                 protocol.call_find = self._counted(self._noting(protocol.call_find, protocol.routing_table))
                 protocol.call_store = self._counted(protocol.call_store)
                 protocol.call_ping = self._counted(protocol.call_ping)

@@ -251,31 +251,24 @@ def first_copies(copies: Iterable[Signed]) -> list[Signed]:
 def choose(known: Sequence[KnownRun], run_id: str | None, author: str | None, left: Signed | None = None) -> Signed:
     """The run to join: the one that is named, else the only one in which somebody trains, else the only one; of several
     the one that this node has `left`. Of its id and of its author's, the first half is enough."""
-    training = Counter[str]()
-    for run in known:
-        training[run.run_id] += run.training
-    there = [(run.run_id, run.signed) for run in known]
-    if run_id is not None:
-        there = [(k, s) for k, s in there if k.startswith(run_id)]
-        if not there:
-            raise Incompatible(
-                f"no run {run_id[:12]}… is known there: check --run, or ask the run's author for its line"
-            )
-    trusted = [(k, s) for k, s in there if author is None or s.author.startswith(author)]
+    there = [run for run in known if run.run_id.startswith(run_id or "")]
+    if run_id and not there:
+        raise Incompatible(f"no run {run_id[:12]}… is known there: check --run, or ask the run's author for its line")
+    trusted = [run.signed for run in there if run.signed.author.startswith(author or "")]
     if there and not trusted:
         raise NotAdmitted(f"the run there is not signed by {author}: check --trust, or leave it out to trust anew")
-    matching: dict[str, Signed] = {}
-    for k, s in trusted:
-        matching.setdefault(k, s)  # of several that signed one run, the first
-    if not matching:
+    if not trusted:
         raise Incompatible("no run is known there yet: start one with `noloco-node start run.toml --bootstrap <addr>`")
-    matching = {k: s for k, s in matching.items() if training[k]} or matching
-    if left is not None and len(matching) > 1 and left in matching.values():
+    trained = {run.signed.manifest for run in known if run.training}
+    matching = first_copies(trusted)
+    matching = [signed for signed in matching if signed.manifest in trained] or matching
+    if left and left in matching:
         return left
     if len(matching) > 1:
-        names = ", ".join(f"{manifest.verify(s).label} (--run {k})" for k, s in matching.items())
+        runs = map(manifest.verify, matching)
+        names = ", ".join(f"{run.label} (--run {run.run_id})" for run in runs)
         raise Incompatible(f"several runs are known there, name one: {names}")
-    return next(iter(matching.values()))
+    return matching[0]
 
 
 def _encode(signed: Signed, amended: SignedAmendment | None) -> pb.SignedManifest:

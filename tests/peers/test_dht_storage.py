@@ -6,6 +6,7 @@ import time
 import tracemalloc
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from moved_clock import MovedClock
@@ -22,8 +23,8 @@ from noloco_node.peers.dht_storage import (
     PEER_A_MINUTE,
     CheckedCalls,
     DhtStorage,
-    RoutingUpdates,
     SilentPeers,
+    learn_of,
     place_of_caller,
 )
 from noloco_node.peers.record import key_of
@@ -320,7 +321,7 @@ async def test_nodes_that_found_their_bucket_full_are_remembered_as_few_as_it_ha
     async def ping(peer):
         pinged.append(peer)
 
-    protocol.call_ping, update = ping, RoutingUpdates(protocol)
+    protocol.call_ping, update = ping, partial(learn_of, protocol)
     for number in range(3000):
         raw = f"peer {number}".encode()
         await update(DHTID.from_bytes(dht_messages.node_id(raw)), PeerID(raw))
