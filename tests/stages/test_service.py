@@ -6,7 +6,8 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -58,6 +59,18 @@ class Node:
         self.service._next.send(micro)
         return micro
 
+    async def asked(self, within_s: float = 30.0) -> Asked:
+        """What comes is a micro-batch."""
+        letter = await self.letter(within_s)
+        assert isinstance(letter, Asked)
+        return letter
+
+    async def answered(self) -> Answer:
+        """What comes is an answer to the micro-batch that was sent."""
+        letter = await self.letter()
+        assert isinstance(letter, Answered)
+        return letter.answer
+
     async def letter(self, within_s: float = 30.0) -> Letter:
         async with asyncio.timeout(within_s * PATIENCE):
             while True:
@@ -65,6 +78,29 @@ class Node:
                     return self.service.letters.get_nowait()
                 except queue.Empty:
                     await asyncio.sleep(0.005)
+
+
+def answer(asked: Asked) -> None:
+    asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+
+
+@asynccontextmanager
+async def measuring(says: Mapping[Node, float]) -> AsyncIterator[None]:
+    """Meanwhile each of these nodes says this of all held-out data."""
+
+    async def measure(node: Node, loss: float) -> None:
+        while True:
+            asked = await node.asked(60)
+            assert asked.evaluates
+            asked.answer.set_result(Answer(loss, None))
+
+    tasks = [asyncio.create_task(measure(node, loss)) for node, loss in says.items()]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def comes(found: Callable[[], bool], within_s: float = 30.0) -> None:
@@ -110,8 +146,8 @@ async def trio() -> AsyncIterator[Trio]:
 async def test_a_micro_batch_goes_there_and_its_gradient_comes_back(trio: Trio) -> None:
     await trio.start("one")
     sent = trio.first.sends()
-    asked = await trio.one.letter()
-    assert isinstance(asked, Asked) and asked.answer.set_running_or_notify_cancel()
+    asked = await trio.one.asked()
+    assert asked.answer.set_running_or_notify_cancel()
     assert torch.equal(asked.activations, sent.activations) and torch.equal(asked.targets, sent.targets)
     asked.answer.set_result(Answer(3.5, torch.full(sent.activations.shape, 0.25), learned=True))
     came = await trio.first.letter()
@@ -127,45 +163,37 @@ async def test_of_held_out_data_only_the_loss_comes_back_and_the_route_is_the_sa
     for _ in range(6):
         trio.first.sends(evaluates=True, tries=True)
         done, _ = await asyncio.wait(
-            [asyncio.create_task(node.letter()) for node in (trio.one, trio.two)],
+            [asyncio.create_task(node.asked()) for node in (trio.one, trio.two)],
             return_when=asyncio.FIRST_COMPLETED,
         )
         asked = done.pop().result()
-        assert isinstance(asked, Asked) and asked.evaluates and asked.tries
+        assert asked.evaluates and asked.tries
         went.add("one" if trio.one.service._held.callers else "two")
         asked.answer.set_result(Answer(2.0, None))
-        came = await trio.first.letter()
-        assert isinstance(came, Answered) and came.answer == Answer(2.0, None)
+        assert await trio.first.answered() == Answer(2.0, None)
     assert len(went) == 1
 
 
 async def test_of_two_peers_each_gets_what_it_is_to_measure_with_and_the_same_one_counts(trio: Trio) -> None:
     await trio.start()
-    says = {trio.one: 2.0, trio.two: 3.0}
-    answering = [asyncio.create_task(answer_held_out(node, loss)) for node, loss in says.items()]
-    losses = set()
-    for sent in range(1, 4):
-        trio.first.sends(evaluates=True)
-        came = await trio.first.letter()
-        assert isinstance(came, Answered)
-        losses.add(came.answer.loss)
-        await comes(lambda sent=sent: all(node.service.totals.answered == sent for node in says))  # type: ignore[misc]
-    for task in answering:
-        task.cancel()
+    says, losses = {trio.one: 2.0, trio.two: 3.0}, set()
+    async with measuring(says):
+        for sent in range(1, 4):
+            trio.first.sends(evaluates=True)
+            losses.add((await trio.first.answered()).loss)
+            await comes(lambda sent=sent: all(node.service.totals.answered == sent for node in says))  # type: ignore[misc]
     assert len(losses) == 1
 
 
 async def test_a_peer_that_dies_does_not_lose_the_micro_batch(trio: Trio) -> None:
     await trio.start()
     trio.first.sends()
-    waiting = {node: asyncio.create_task(node.letter()) for node in (trio.one, trio.two)}
+    waiting = {node: asyncio.create_task(node.asked()) for node in (trio.one, trio.two)}
     done, _ = await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
     dying = next(node for node, task in waiting.items() if task in done)
     other = trio.two if dying is trio.one else trio.one
     trio.network.vanish(dying.name)
-    asked = await waiting[other]
-    assert isinstance(asked, Asked)
-    asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+    answer(await waiting[other])
     assert isinstance(await trio.first.letter(), Answered)
     assert trio.first.service.totals.retried == 1 and trio.first.service.totals.lost == 0
 
@@ -176,11 +204,10 @@ async def test_a_silent_peer_costs_a_while_where_there_is_another(trio: Trio, mo
     trio.first.service._next._took_s.append(0.01)
     await trio.start()
     trio.first.sends()
-    both = [await node.letter() for node in (trio.one, trio.two)]  # the first one never answers
+    both = [await node.asked() for node in (trio.one, trio.two)]  # the first one never answers
     for asked in both:
-        assert isinstance(asked, Asked)
         if not asked.answer.cancelled():
-            asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+            answer(asked)
     assert isinstance(await trio.first.letter(), Answered)
 
 
@@ -188,13 +215,13 @@ async def test_without_an_answer_it_is_lost_at_its_deadline(trio: Trio, monkeypa
     clock = MovedClock(monkeypatch)
     await trio.start("one")
     micro = trio.first.sends(within_s=100.0)
-    asked = await trio.one.letter()
+    asked = await trio.one.asked()
     clock.moves(90.0)
     with pytest.raises(TimeoutError):
         await trio.first.letter(0.1)
     clock.moves(10.0)
     assert await trio.first.letter() == Lost(7)
-    assert time.monotonic() >= micro.until and isinstance(asked, Asked)
+    assert time.monotonic() >= micro.until
     await comes(asked.answer.cancelled)
     await comes(lambda: asked.activations.numel() == asked.targets.numel() == 0)
     assert trio.one.service._held.free == held_module.MOST_HELD, "nothing of it is kept"
@@ -228,7 +255,7 @@ async def answers(node: Node) -> None:
     while True:
         asked = await node.letter(60)
         if isinstance(asked, Asked) and asked.answer.set_running_or_notify_cancel():
-            asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+            answer(asked)
 
 
 async def test_what_finds_no_memory_to_be_coded_is_lost(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,9 +275,7 @@ async def test_what_finds_no_memory_to_be_coded_is_lost(trio: Trio, monkeypatch:
     assert isinstance(await trio.first.letter(), Lost) and not fails ^ {"one"}
     trio.first.sends()
     for _ in range(2):
-        asked = await trio.one.letter()
-        assert isinstance(asked, Asked)
-        asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+        answer(await trio.one.asked())
     assert isinstance(await trio.first.letter(), Answered), "another peer, or the same one again, is asked"
     assert not fails and not trio.first.blamed
 
@@ -317,9 +342,7 @@ async def test_a_lie_for_an_answer_is_counted_and_another_peer_asked(
     await comes(lambda: bool(trio.first.blamed))
     assert set(trio.first.blamed) == {("liar", reason)}
     trio.first.service.candidates(["liar", "one"])
-    asked = await trio.one.letter()
-    assert isinstance(asked, Asked)
-    asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+    answer(await trio.one.asked())
     assert isinstance(await trio.first.letter(), Answered)
     await liar.close()
 
@@ -342,10 +365,9 @@ async def test_who_answers_no_more_calls_for_now_is_busy_and_not_away(trio: Trio
     await trio.start("limited")
     began = time.monotonic()
     trio.first.sends()
-    asked = await trio.one.letter()
-    assert isinstance(asked, Asked)
+    asked = await trio.one.asked()
     assert time.monotonic() - began < 20 * PATIENCE, "who is left out for a second, two, four ... is back after 63 s"
-    asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+    answer(asked)
     assert isinstance(await trio.first.letter(), Answered)
     assert trio.one.transport.given_back == [], "it was answered, and nothing was learned from it"
     await limited.close()
@@ -425,15 +447,15 @@ async def test_who_only_announces_micro_batches_keeps_nobody_out(trio: Trio) -> 
     held = trio.one.service._held
     await comes(lambda: held.calls.total() == len(calls))
     trio.first.sends()
-    asked = await trio.one.letter()
-    assert isinstance(asked, Asked) and asked.caller == "first" and held.callers == {"first": 1}
+    asked = await trio.one.asked()
+    assert asked.caller == "first" and held.callers == {"first": 1}
     assert held.bytes.total() == held.bytes["first"] > 0
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
     for liar in liars:
         await liar.close()
-    asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+    answer(asked)
     assert isinstance(await trio.first.letter(), Answered)
     await comes(lambda: not held.calls and not held.callers and not held.bytes)
 
@@ -446,11 +468,10 @@ async def test_an_answer_takes_memory_until_its_caller_has_read_it_and_no_place(
     service, reads = trio.one.service, asyncio.Event()
     monkeypatch.setattr(service._frames._pace, "sending", lambda _size: reads.wait())
     trio.first.sends()
-    asked = await trio.one.letter()
-    assert isinstance(asked, Asked)
+    asked = await trio.one.asked()
     held = service._held
     assert held.bytes == {"first": SIZE + len(GOOD)}
-    asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+    answer(asked)
     await comes(lambda: service.totals.answered == 1)
     assert held.bytes == {"first": SIZE} and not held.calls and not held.callers
     reads.set()
@@ -518,8 +539,8 @@ class Middle:
                 pass
 
         call = asyncio.create_task(reads())
-        asked = await self.node.letter()
-        assert isinstance(asked, Asked) and asked.answer.set_running_or_notify_cancel()
+        asked = await self.node.asked()
+        assert asked.answer.set_running_or_notify_cancel()
         return asked, call
 
     def passes_on(self, asked: Asked, *, evaluates: bool = False) -> None:
@@ -543,8 +564,8 @@ async def test_what_a_caller_gave_up_keeps_its_place_until_its_call_to_the_next_
     held, last = middle.held, middle.last.service._held
     asked, call = await middle.called()
     middle.passes_on(asked, evaluates=evaluates)
-    there = await middle.last.letter()
-    assert isinstance(there, Asked) and last.callers == {"one": 1}
+    there = await middle.last.asked()
+    assert last.callers == {"one": 1}
     call.cancel()
     await comes(there.answer.cancelled)
     assert await middle.node.letter() == Lost(7), "the training thread forgets it"
@@ -596,51 +617,6 @@ async def test_hanging_up_brings_no_more_micro_batches_into_a_node(middle: Middl
     assert isinstance(await middle.node.letter(), Asked), "there is a place again"
 
 
-async def test_who_sends_other_gradients_than_its_stage_is_left_out(
-    trio: Trio, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three nodes of the second stage, of which one turns the sign of its gradients."""
-    monkeypatch.setattr(next_stage, "COMPARED", 1.0)
-    three = Node(trio.network, "three", 1)
-    await three.transport.start()
-    await trio.start("one", "two", "three")
-    stop = threading.Event()
-
-    def answer(node: Node, sign: float) -> None:
-        while not stop.is_set():
-            try:
-                asked = node.service.letters.get(timeout=0.02)
-            except queue.Empty:
-                continue
-            if isinstance(asked, Asked) and asked.answer.set_running_or_notify_cancel():
-                asked.answer.set_result(Answer(1.0, sign * (1 + asked.activations)))
-
-    signs = {trio.one: 1.0, trio.two: 1.0, three: -1.0}
-    threads = [threading.Thread(target=answer, args=pair) for pair in signs.items()]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(60):
-            trio.first.sends()
-            await trio.first.letter()
-            if trio.first.blamed:
-                break
-        assert trio.first.blamed == [("three", "wrong_gradient")]
-        went = []
-        for _ in range(10):
-            trio.first.sends()
-            came = await trio.first.letter()
-            assert isinstance(came, Answered) and came.answer.gradient is not None
-            went.append(float(came.answer.gradient.mean()))
-        assert min(went) > 0
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-        await three.service.close()
-        await three.transport.close()
-
-
 class Quartet(Trio):
     """A first stage, and three nodes of the second one."""
 
@@ -665,44 +641,62 @@ async def quartet() -> AsyncIterator[Quartet]:
     await there.close()
 
 
-async def answer_held_out(node: Node, loss: float) -> None:
-    while True:
-        asked = await node.letter(60)
-        assert isinstance(asked, Asked) and asked.evaluates
-        asked.answer.set_result(Answer(loss, None))
+async def test_who_sends_other_gradients_than_its_stage_is_left_out(
+    quartet: Quartet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three turns the sign of its gradients."""
+    monkeypatch.setattr(next_stage, "COMPARED", 1.0)
+    await quartet.start()
+    stop = threading.Event()
+
+    def work(node: Node, sign: float) -> None:
+        while not stop.is_set():
+            try:
+                asked = node.service.letters.get(timeout=0.02)
+            except queue.Empty:
+                continue
+            if isinstance(asked, Asked) and asked.answer.set_running_or_notify_cancel():
+                asked.answer.set_result(Answer(1.0, sign * (1 + asked.activations)))
+
+    signs = {quartet.one: 1.0, quartet.two: 1.0, quartet.three: -1.0}
+    threads = [threading.Thread(target=work, args=pair) for pair in signs.items()]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(60):
+            quartet.first.sends()
+            await quartet.first.letter()
+            if quartet.first.blamed:
+                break
+        assert quartet.first.blamed == [("three", "wrong_gradient")]
+        went = []
+        for _ in range(10):
+            quartet.first.sends()
+            went.append(float((await quartet.first.answered()).gradient.mean()))
+        assert min(went) > 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
 
 
 @pytest.mark.parametrize("lie", [0.5, 1.95, 2.5, 1e9])
 async def test_a_held_out_loss_is_the_middle_of_three_whatever_one_says(quartet: Quartet, lie: float) -> None:
     await quartet.start()
-    says = {quartet.one: 2.0, quartet.two: 2.06, quartet.three: lie}
-    answering = [asyncio.create_task(answer_held_out(node, loss)) for node, loss in says.items()]
-    try:
+    async with measuring({quartet.one: 2.0, quartet.two: 2.06, quartet.three: lie}):
         for _ in range(4):
             quartet.first.sends(evaluates=True)
-            came = await quartet.first.letter()
-            assert isinstance(came, Answered) and 1.9 <= came.answer.loss <= 2.1
-        wrong = [("three", "wrong_gradient")] if abs(lie - 2) > 1 else []
-        assert quartet.first.blamed == wrong, "and who lies by far is not asked any more"
-    finally:
-        for task in answering:
-            task.cancel()
-        await asyncio.gather(*answering, return_exceptions=True)
+            assert 1.9 <= (await quartet.first.answered()).loss <= 2.1
+    wrong = [("three", "wrong_gradient")] if abs(lie - 2) > 1 else []
+    assert quartet.first.blamed == wrong, "and who lies by far is not asked any more"
 
 
 async def test_who_lies_is_not_believed_while_another_one_is_busy(quartet: Quartet) -> None:
     await quartet.start()
-    says = {quartet.one: 2.0, quartet.two: 2.06, quartet.three: 1e9}
-    answering = [asyncio.create_task(answer_held_out(node, loss)) for node, loss in says.items()]
-    try:
+    async with measuring({quartet.one: 2.0, quartet.two: 2.06, quartet.three: 1e9}):
         quartet.first.service._next._routes.full("one", asyncio.get_running_loop().time())
         quartet.first.sends(evaluates=True)
-        came = await quartet.first.letter()
-        assert isinstance(came, Answered) and 1.9 <= came.answer.loss <= 2.1
-    finally:
-        for task in answering:
-            task.cancel()
-        await asyncio.gather(*answering, return_exceptions=True)
+        assert 1.9 <= (await quartet.first.answered()).loss <= 2.1
 
 
 @pytest.mark.parametrize("refuses", [False, True])
@@ -712,14 +706,6 @@ async def test_one_that_is_silent_or_refuses_does_not_stop_an_evaluation(
     await quartet.start()
     monkeypatch.setattr(quartet.first.service._next, "_patience_s", lambda peer, now: 0.2 if peer == "three" else 60.0)
     quartet.three.service._works = lambda: not refuses
-    answering = [
-        asyncio.create_task(answer_held_out(node, loss)) for node, loss in ((quartet.one, 2.0), (quartet.two, 2.06))
-    ]
-    try:
+    async with measuring({quartet.one: 2.0, quartet.two: 2.06}):
         quartet.first.sends(within_s=10.0, evaluates=True)
-        came = await quartet.first.letter()
-        assert isinstance(came, Answered) and came.answer.loss == pytest.approx(2.03)
-    finally:
-        for task in answering:
-            task.cancel()
-        await asyncio.gather(*answering, return_exceptions=True)
+        assert (await quartet.first.answered()).loss == pytest.approx(2.03)
