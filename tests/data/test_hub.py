@@ -5,7 +5,6 @@ import json
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations
@@ -401,9 +400,3 @@ def test_a_hub_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(NolocoError, match=r"cannot open the data set owner/name: .* Is this machine online") as raised:
         corpus.load(DataSpec(source="hub", dataset="owner/name"))
     assert "\n" not in str(raised.value)
-
-
-def test_counts_are_exact_across_blocks_and_shards(shards: Any, streams: Callable[..., HubStream]) -> None:
-    """Over three epochs each record comes as often as any other, give or take the one under way."""
-    found = Counter(documents(streams(opened(shards)).next(9000)[0]))
-    assert set(found) == set(CONTENT[8:]) and max(found.values()) - min(found.values()) <= 1

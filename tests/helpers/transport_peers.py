@@ -40,6 +40,15 @@ ADD = {
 }
 
 
+async def echo(requests, context):
+    async for request in requests:
+        yield request
+
+
+async def list_no_runs(request, context):
+    return peer_pb2.RunsReply()
+
+
 def fragment(payload=b"", index=0):
     return peer_pb2.SwapFrame(fragment=peer_pb2.Fragment(index=index, payload=payload))
 

@@ -6,10 +6,10 @@ import math
 import signal
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -33,7 +33,9 @@ RUN = Manifest(name="loop", model=ModelSpec(task="mine"), inner=InnerSpec(steps=
 
 
 class Mine:
-    """A loop on a thread of its own, which makes a step whenever one is wanted."""
+    """A loop on a thread of its own, which makes a step whenever one is wanted, until the test is over."""
+
+    running: ClassVar[list[Turns]] = []
 
     def __init__(
         self,
@@ -44,6 +46,7 @@ class Mine:
         self.module = made
         self.optimizer = kind([p for p in made.parameters() if p.requires_grad], lr=0.01)
         self.turns = Turns()
+        self.running.append(self.turns)
         self.task = Loop(made, self.optimizer, evaluate, self.turns)
         self.replica = build_replica(RUN, "peer", brought=self.task, device="cpu")
         self.replica.try_out()
@@ -65,6 +68,13 @@ class Mine:
         return self.replica.step()
 
 
+@pytest.fixture(autouse=True)
+def loops_end() -> Iterator[None]:
+    yield
+    while Mine.running:
+        Mine.running.pop().close()
+
+
 def small() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 2))
@@ -78,7 +88,6 @@ def test_a_step_of_the_loop_is_a_step_of_the_replica() -> None:
     assert mine.replica.position.phase_over and mine.replica.tokens == 4 * 16
     assert not torch.equal(mine.replica.theta, before), "the model's weights are views of one vector"
     assert mine.replica.last_rate == 0.01
-    mine.turns.close()
 
 
 def test_a_boundary_and_a_correction_change_the_loops_own_model() -> None:
@@ -89,7 +98,6 @@ def test_a_boundary_and_a_correction_change_the_loops_own_model() -> None:
     before = mine.module[0].weight.clone()
     mine.replica.slow.apply(0, torch.ones(mine.replica.parameters), 1)
     assert torch.allclose(mine.module[0].weight, before + 1)
-    mine.turns.close()
 
 
 def test_what_the_node_changes_is_seen_and_what_the_loop_changes_is_not() -> None:
@@ -116,14 +124,12 @@ def test_what_the_node_changes_is_seen_and_what_the_loop_changes_is_not() -> Non
         change()
         look()
         assert seen[-1][1] > seen[-2][1]
-    mine.turns.close()
 
 
 def test_it_is_no_step_that_nothing_was_waited_for() -> None:
     """As when a swap is judged."""
     mine = Mine(small())
     assert not mine.replica.has_data(0.0)
-    mine.turns.close()
 
 
 def test_weights_that_are_not_trained_are_not_averaged() -> None:
@@ -137,7 +143,6 @@ def test_weights_that_are_not_trained_are_not_averaged() -> None:
     assert torch.equal(made[0].weight, frozen)
     made[0].to(torch.bfloat16)
     assert mine.replica.layout == model.layout_digest(Trained(made)), "but not in which precision it is held"
-    mine.turns.close()
 
 
 def test_adamws_moments_come_back_with_a_checkpoint() -> None:
@@ -152,8 +157,6 @@ def test_adamws_moments_come_back_with_a_checkpoint() -> None:
         for name, value in one.optimizer.state[ours].items():
             assert torch.equal(other.optimizer.state[theirs][name], value), name
     other.step()
-    one.turns.close()
-    other.turns.close()
 
 
 OTHERS = [torch.optim.SGD, torch.optim.Adagrad, torch.optim.NAdam, partial(torch.optim.AdamW, amsgrad=True)]
@@ -174,8 +177,6 @@ def test_another_optimizers_moments_begin_afresh(
     assert torch.equal(other.replica.theta, one.replica.theta)
     assert not other.optimizer.state and other.replica.warming_up
     other.step()
-    one.turns.close()
-    other.turns.close()
 
 
 def test_what_torch_and_accelerate_put_around_them_changes_nothing() -> None:
@@ -220,7 +221,6 @@ def test_a_copy_of_the_state_is_as_it_was_before_the_loops_next_step() -> None:
     mine.step()
     state = copy.result(10)
     assert torch.equal(torch.cat([w.flatten() for w in state.weights.values()]), theta)
-    mine.turns.close()
 
 
 def test_a_copy_is_secured_before_any_optimizer_changes_a_weight_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,6 @@ def test_weights_that_the_loop_broke_become_the_slow_ones_again() -> None:
     assert torch.equal(mine.replica.theta, slow)
     assert not mine.optimizer.state, "its moments were of the broken ones"
     mine.step()
-    mine.turns.close()
 
 
 def test_a_model_that_was_moved_is_noticed() -> None:
@@ -261,7 +260,6 @@ def test_a_model_that_was_moved_is_noticed() -> None:
     mine.module[0].weight.data = mine.module[0].weight.data.clone()
     with pytest.raises(UsageError, match="moved, replaced"):
         mine.step()
-    mine.turns.close()
 
 
 def test_a_model_that_is_frozen_later_is_noticed() -> None:
@@ -270,7 +268,6 @@ def test_a_model_that_is_frozen_later_is_noticed() -> None:
     mine.module[0].requires_grad_(False)
     with pytest.raises(UsageError, match="frozen or unfrozen"):
         mine.step()
-    mine.turns.close()
 
 
 def test_what_is_there_stays_as_it_is() -> None:
@@ -403,7 +400,6 @@ def test_an_evaluation_leaves_every_part_in_its_mode() -> None:
     assert mine.replica.evaluate() == 2.5
     assert seen == [(False, False)]
     assert made.training and made[0].training and not made[1].training
-    mine.turns.close()
 
 
 def test_an_evaluation_that_does_not_fit_is_not_tried_for_ever() -> None:
@@ -417,7 +413,6 @@ def test_an_evaluation_that_does_not_fit_is_not_tried_for_ever() -> None:
     with pytest.raises(OutOfMemory, match="the loop's evaluation") as raised:
         mine.replica.evaluate()
     assert not isinstance(raised.value, ShortOfMemory) and len(tries) == 2
-    mine.turns.close()
 
 
 def test_an_optimizer_outlives_its_node_and_holds_nothing_of_it() -> None:
@@ -435,7 +430,6 @@ def test_without_an_evaluation_nothing_is_measured() -> None:
     mine = Mine(small())
     with pytest.raises(NotMeasured):
         mine.replica.evaluate()
-    mine.turns.close()
 
 
 @pytest.mark.parametrize("trains", [True, False])

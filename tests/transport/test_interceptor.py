@@ -46,6 +46,10 @@ async def anybody(context: Any) -> None:
     pass
 
 
+async def same(request: bytes, context: Any) -> bytes:
+    return request
+
+
 @asynccontextmanager
 async def served(behaviour: Any, admit: Admit = anybody, reads: Any = None) -> AsyncIterator[str]:
     """A server on loopback with one method."""
@@ -96,11 +100,7 @@ async def test_a_caller_that_has_gone_is_no_bug(caplog: pytest.LogCaptureFixture
 async def test_a_request_that_does_not_come_ends_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """grpc would wait for it for ever, and each such call takes one of the places for calls."""
     monkeypatch.setattr(interceptor, "REQUEST_S", 0.2)
-
-    async def answer(request: bytes, context: Any) -> bytes:
-        return request
-
-    async with served(answer) as address, grpc.aio.insecure_channel(address) as channel:
+    async with served(same) as address, grpc.aio.insecure_channel(address) as channel:
         silent = channel.stream_unary("/test.Service/Call")(timeout=DEADLINE_S)
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await silent
@@ -131,10 +131,7 @@ async def test_a_caller_is_refused_before_its_request_is_read() -> None:
     async def nobody(context: Any) -> None:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
 
-    async def answer(request: bytes, context: Any) -> bytes:
-        return request
-
-    async with served(answer, nobody) as address, grpc.aio.insecure_channel(address) as channel:
+    async with served(same, nobody) as address, grpc.aio.insecure_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await channel.stream_unary("/test.Service/Call")(timeout=DEADLINE_S)
         assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -149,10 +146,7 @@ async def test_an_unknown_method_is_counted_and_refused_like_a_known_one() -> No
         if admitted > 1:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
 
-    async def answer(request: bytes, context: Any) -> bytes:
-        return request
-
-    async with served(answer, admit) as address, grpc.aio.insecure_channel(address) as channel:
+    async with served(same, admit) as address, grpc.aio.insecure_channel(address) as channel:
         for code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED):
             with pytest.raises(grpc.aio.AioRpcError) as failed:
                 await channel.unary_unary("/no.Such/Method")(b"?", timeout=DEADLINE_S)

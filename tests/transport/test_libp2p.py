@@ -23,7 +23,18 @@ import pytest
 from moved_clock import MovedClock
 from patience import PATIENCE
 from ports import quiet_port
-from transport_peers import STEP_S, Exchange, OverLibp2p, Runs, drain, failure_of, fragment, until
+from transport_peers import (
+    STEP_S,
+    Exchange,
+    OverLibp2p,
+    Runs,
+    drain,
+    echo,
+    failure_of,
+    fragment,
+    list_no_runs,
+    until,
+)
 
 import noloco_node
 from noloco_node.base.addresses import ANY_LOCAL_PORT, ANY_PORT, Address, ip_address, parse
@@ -56,15 +67,6 @@ async def net(tmp_path):
     yield net
     async with asyncio.timeout(STEP_S):
         await net.close()
-
-
-async def list_no_runs(request, context):
-    return peer_pb2.RunsReply()
-
-
-async def echo(requests, context):
-    async for request in requests:
-        yield request
 
 
 def transport(directory, name="other", **settings):

@@ -7,7 +7,7 @@ from random import Random
 import grpc
 import pytest
 from memory_network.network import DIAL_TIMEOUT_S, MemoryNetwork
-from transport_peers import ADD, Exchange, Runs, drain, failure_of, fragment
+from transport_peers import ADD, Exchange, Runs, drain, echo, failure_of, fragment, list_no_runs
 from virtual_clock import in_virtual_time, run_virtual
 
 from noloco_node.errors import NolocoError
@@ -21,18 +21,9 @@ def now():
     return asyncio.get_running_loop().time()
 
 
-async def echo(requests, context):
-    async for request in requests:
-        yield request
-
-
 async def hang(requests, context):
     await asyncio.Event().wait()
     yield
-
-
-async def list_no_runs(request, context):
-    return peer_pb2.RunsReply()
 
 
 async def joined(network, *names, swap=echo):

@@ -4,7 +4,19 @@ import asyncio
 
 import grpc
 import pytest
-from transport_peers import STEP_S, Exchange, OverLibp2p, OverMemory, Runs, State, drain, failure_of, fragment, until
+from transport_peers import (
+    STEP_S,
+    Exchange,
+    OverLibp2p,
+    OverMemory,
+    Runs,
+    State,
+    drain,
+    echo,
+    failure_of,
+    fragment,
+    until,
+)
 
 from noloco_node.errors import PeerLost
 from noloco_node.transport.base import peer_faults
@@ -19,16 +31,6 @@ async def net(request, tmp_path):
     yield net
     async with asyncio.timeout(STEP_S):
         await net.close()
-
-
-async def echo(requests, context):
-    async for request in requests:
-        yield request
-
-
-async def silence(requests, context):
-    await asyncio.Event().wait()
-    yield
 
 
 def hanging():
@@ -238,10 +240,7 @@ async def test_of_a_servicer_that_fails_only_a_code_is_sent(net, caplog):
     async def broken(request, context):
         raise ValueError("a secret")
 
-    async def aborting(request, context):
-        await context.abort(grpc.StatusCode.NOT_FOUND, "")
-
-    server, client = await net.start(Runs(broken), State(silence)), await net.start()
+    server, client = await net.start(Runs(broken)), await net.start()
     channel = client.channel(server.peer_id)
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await RunsStub(channel).List(peer_pb2.RunsRequest(), timeout=STEP_S)
