@@ -1,5 +1,6 @@
 """A transformers Trainer as a node, alone, and a model with adapters of peft."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,56 +15,6 @@ from noloco_node.loop.task import Trained
 from noloco_node.training import model
 
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
-
-
-@pytest.mark.timeout(300)
-def test_a_trainer_trains_a_run_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import Trainer, TrainingArguments
-
-    from noloco_node import loop
-    from noloco_node.loop.hugging_face import SwarmCallback
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 2)
-
-        def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-            made = self.layer(inputs)
-            return {"loss": nn.functional.mse_loss(made, labels), "logits": made}
-
-    monkeypatch.setenv("NOLOCO_HOME", str(tmp_path / "home"))
-    run = tmp_path / "run.toml"
-    run.write_text('name = "hf"\nrounds = 3\nmodel = { task = "net" }\ninner = { steps = 5, batch_tokens = 4 }\n')
-    data = [{"inputs": torch.randn(8), "labels": torch.zeros(2)} for _ in range(64)]
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path / "out"),
-        max_steps=1000,
-        per_device_train_batch_size=4,
-        report_to=[],
-        save_strategy="no",
-        use_cpu=True,
-        disable_tqdm=True,
-        learning_rate=0.01,
-    )
-    callback = SwarmCallback(lambda model, optimizer: loop.start(run, model, optimizer, listen="/ip4/127.0.0.1/tcp/0"))
-    trainer = Trainer(Net(), arguments, train_dataset=data, callbacks=[callback])
-    done = trainer.train()
-    assert done.global_step == 15, "three rounds of five steps"
-    assert callback.swarm is None
-    assert list((tmp_path / "home").glob("runs/*/checkpoints/*"))
-
-
-def test_of_a_model_with_adapters_they_alone_are_averaged() -> None:
-    peft = pytest.importorskip("peft")
-    adapted = peft.get_peft_model(nn.Sequential(nn.Linear(8, 6)), peft.LoraConfig(r=4, target_modules=["0"]))
-    trained = Trained(adapted)
-    assert sum(weights.numel() for weights in trained.parameters()) == 4 * (8 + 6)
-    flat = model.flatten(trained)
-    frozen, before = adapted.base_model.model[0].base_layer.weight.clone(), adapted(torch.ones(1, 8))
-    flat += 0.1
-    assert torch.equal(adapted.base_model.model[0].base_layer.weight, frozen)
-    assert not torch.allclose(adapted(torch.ones(1, 8)), before), "they lie where they are averaged"
 
 
 class FakeSwarm:
@@ -107,35 +58,60 @@ class Share(Mean):
         return {"loss": (made - labels).square().sum() / named["num_items_in_batch"], "logits": made}
 
 
-@pytest.mark.parametrize("kind", [Mean, Share])
-def test_the_loss_of_a_step_is_that_of_all_its_micro_batches(kind: type[nn.Module], tmp_path: Path) -> None:
+def callback_of(enter: Callable[..., Any]) -> Any:
+    from noloco_node.loop.hugging_face import SwarmCallback  # late: it imports transformers
+
+    return SwarmCallback(enter)
+
+
+def train(net: nn.Module, data: list[Any], callback: Any, folder: Path, **given: Any) -> Any:
     from transformers import Trainer, TrainingArguments
 
-    from noloco_node.loop.hugging_face import SwarmCallback
+    quiet = {"report_to": [], "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+    arguments = TrainingArguments(output_dir=str(folder), **quiet, **given)
+    return Trainer(net, arguments, train_dataset=data, callbacks=[callback]).train()
 
+
+@pytest.mark.timeout(300)
+def test_a_trainer_trains_a_run_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from noloco_node import loop
+
+    monkeypatch.setenv("NOLOCO_HOME", str(tmp_path / "home"))
+    run = tmp_path / "run.toml"
+    run.write_text('name = "hf"\nrounds = 3\nmodel = { task = "net" }\ninner = { steps = 5, batch_tokens = 4 }\n')
+    data = [{"inputs": torch.randn(8), "labels": torch.ones(2)} for _ in range(64)]
+    callback = callback_of(lambda model, optimizer: loop.start(run, model, optimizer, listen="/ip4/127.0.0.1/tcp/0"))
+    how = {"max_steps": 1000, "per_device_train_batch_size": 4, "learning_rate": 0.01}
+    done = train(Mean(), data, callback, tmp_path / "out", **how)
+    assert done.global_step == 15, "three rounds of five steps"
+    assert callback.swarm is None
+    assert list((tmp_path / "home").glob("runs/*/checkpoints/*"))
+
+
+def test_of_a_model_with_adapters_they_alone_are_averaged() -> None:
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(nn.Sequential(nn.Linear(8, 6)), peft.LoraConfig(r=4, target_modules=["0"]))
+    trained = Trained(adapted)
+    assert sum(weights.numel() for weights in trained.parameters()) == 4 * (8 + 6)
+    flat = model.flatten(trained)
+    frozen, before = adapted.base_model.model[0].base_layer.weight.clone(), adapted(torch.ones(1, 8))
+    flat += 0.1
+    assert torch.equal(adapted.base_model.model[0].base_layer.weight, frozen)
+    assert not torch.allclose(adapted(torch.ones(1, 8)), before), "they lie where they are averaged"
+
+
+@pytest.mark.parametrize("kind", [Mean, Share])
+def test_the_loss_of_a_step_is_that_of_all_its_micro_batches(kind: type[nn.Module], tmp_path: Path) -> None:
     data = [{"inputs": torch.randn(8), "labels": torch.full((2,), 1.0 + (at % 4 < 2))} for at in range(16)]
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=2,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=4,
-        train_sampling_strategy="sequential",
-        report_to=[],
-        save_strategy="no",
-        use_cpu=True,
-        disable_tqdm=True,
-        learning_rate=0.0,
-    )
     swarm = FakeSwarm()
-    callback = SwarmCallback(lambda model, optimizer: swarm)
-    Trainer(kind(), arguments, train_dataset=data, callbacks=[callback]).train()
+    how = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "train_sampling_strategy": "sequential"}
+    callback = callback_of(lambda model, optimizer: swarm)
+    train(kind(), data, callback, tmp_path, max_steps=2, learning_rate=0.0, **how)
     assert swarm.losses == pytest.approx([2.5, 2.5])
 
 
 def test_a_share_of_several_processes_counts_for_all() -> None:
-    from noloco_node.loop.hugging_face import SwarmCallback
-
-    callback = SwarmCallback(lambda model, optimizer: FakeSwarm())
+    callback = callback_of(lambda model, optimizer: FakeSwarm())
     for scaled, expected in ((True, 6.0), (False, 1.5)):
         for loss in (1.0, 0.5):
             callback._look(nn.Identity(), (), {"num_items_in_batch": 8}, {"loss": torch.tensor(loss)})
@@ -145,11 +121,9 @@ def test_a_share_of_several_processes_counts_for_all() -> None:
 
 def test_a_training_that_was_interrupted_is_left_before_the_next_one_begins() -> None:
     """Its node would have the home still."""
-    from noloco_node.loop.hugging_face import SwarmCallback
-
     swarms = [FakeSwarm(), FakeSwarm()]
     coming = iter(swarms)
-    callback, model = SwarmCallback(lambda model, optimizer: next(coming)), Mean()
+    callback, model = callback_of(lambda model, optimizer: next(coming)), Mean()
     for _ in swarms:
         callback.on_train_begin(None, None, None, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     assert [swarm.left for swarm in swarms] == [True, False] and callback.swarm is swarms[1]
@@ -158,12 +132,11 @@ def test_a_training_that_was_interrupted_is_left_before_the_next_one_begins() ->
 
 def test_a_training_that_could_not_begin_leaves_the_model_as_it_was() -> None:
     """Else each micro-batch's loss would count twice in the next one."""
-    from noloco_node.loop.hugging_face import SwarmCallback
 
     def enter(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
         raise UsageError("as where another node has the home")
 
-    callback, model = SwarmCallback(enter), Mean()
+    callback, model = callback_of(enter), Mean()
     with pytest.raises(UsageError):
         callback.on_train_begin(None, None, None, model=model, optimizer=None)
     assert not model._forward_hooks
@@ -171,10 +144,8 @@ def test_a_training_that_could_not_begin_leaves_the_model_as_it_was() -> None:
 
 def test_losses_of_a_step_may_lie_on_several_devices() -> None:
     """As with nn.DataParallel, which a Trainer uses where it sees several GPUs."""
-    from noloco_node.loop.hugging_face import SwarmCallback
-
     with pretended_gpu():
-        callback, step = SwarmCallback(lambda model, optimizer: FakeSwarm()), SimpleNamespace(world_size=1)
+        callback, step = callback_of(lambda model, optimizer: FakeSwarm()), SimpleNamespace(world_size=1)
         for loss, device in ((1.0, "cuda"), (2.0, "cpu")):
             callback._look(nn.Identity(), (), {}, {"loss": torch.tensor(loss, device=device)})
         assert callback._step_loss(step) == 1.5
