@@ -10,8 +10,7 @@ buffer would not be the same after a resume.)
 
 So each record is as likely as any other to be read early, and no replica reads one twice in an epoch: the mean of what
 several read is that of stream.py, the best there is without knowing of each other. The spread is larger: of 40,000
-records eight replicas that read 5,000 each read 26,206 ± 1,792 distinct ones in pieces of 1,000, 26,184 ± 3,339 in a
-file without pieces. If they all began within the first 1,024 records of one file they would read 5,802 ± 127.
+records eight replicas that read 5,000 each read ± 1,792 distinct ones in pieces of 1,000, ± 3,339 without pieces.
 
 hub_stream.py reads the next blocks in a thread. When the network fails, that waits, logs it, and tries again; what is
 damaged is left out. The manifest and what it names come from unknown authors: only formats that hold data are read, and

@@ -3,16 +3,14 @@
 The order is random, by the run's seed, the peer id and the epoch. The position is two numbers: a checkpoint keeps them,
 and reading resumes exactly there. Knows nothing of models or peers.
 
-No thread reads ahead: 64 windows of 1,024 tokens take 0.4 ms from a file in the system's cache (0.25 ms if it were
-memory-mapped). Where the system must read them from the disk, 8 took 60 to 80 ms; so it is told which windows come
-next, reads them while the present ones are trained on, and the same takes 0.3 ms.
+No thread reads ahead: 64 windows of 1,024 tokens take 0.4 ms from a file in the system's cache. Where the system must
+read them from the disk, 8 took 60 to 80 ms; so it is told which windows come next, reads them while the present ones
+are trained on, and the same takes 0.3 ms.
 
 No replica reads a window twice in an epoch. What the others read it does not know, nor how many they are, so two
-replicas read the same window by chance. Of R windows N replicas that read k each read R (1 - (1 - k/R)^N) distinct ones
-in the mean, if each is equally likely to read any of them: 26,256 of 40,000 where eight read 5,000 each. No rule by
-which each chooses alone reads more in the mean, not even one that knows N: (1 - p)^N is convex in the chance p that a
-window is chosen. An order of one's own has the smallest spread too (± 61 in 300 trials); one order for all, which each
-enters at an offset of its own, has the same mean and ± 3,339.
+replicas read the same window by chance: of R windows N replicas that read k each read R (1 - (1 - k/R)^N) distinct ones
+in the mean, 26,256 of 40,000 where eight read 5,000 each. No rule by which each chooses alone reads more, as (1 - p)^N
+is convex in the chance p that a window is chosen; and an order of one's own has the smallest spread (± 61).
 """
 
 import hashlib

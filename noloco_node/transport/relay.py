@@ -1,10 +1,9 @@
 """A reservation with a relay, so that others can call a node behind a router that lets no call in.
 
-p2pd's own AutoRelay looks for relays three minutes after its start and wants four of them. To name them to it
-(`-trustedRelays`, hivemind's `trusted_relays=`) does not shorten that: a single one was found at once and not asked in
-200 s; of four, the first was asked after 0.1 s, but few nodes know four. A reservation takes one message, and
-p2pd accepts the calls that come through the relay; so it is made here, and renewed before it expires. It is bound to
-our connection to the relay: when that breaks, it is gone.
+p2pd's own AutoRelay looks for relays three minutes after its start and wants four of them, also where fewer are named
+to it (`-trustedRelays`: a single one was not asked in 200 s). A reservation takes one message, and p2pd accepts the
+calls that come through the relay; so it is made here, and renewed before it expires. It is bound to our connection to
+the relay: when that breaks, it is gone.
 Protocol: https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md
 """
 
