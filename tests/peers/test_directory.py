@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from memory_network.network import started
 from patience import PATIENCE
 from records import RUN, presence, record
 
@@ -360,18 +361,11 @@ async def test_a_bootstrap_node_may_have_a_name_that_hivemind_takes_for_none(nod
 
 
 async def test_a_bootstrap_node_outside_the_dht_is_unreachable(nodes, tmp_path):
-    transport = Libp2pTransport(Identity.load_or_create(tmp_path / "bare"), ANY_LOCAL_PORT)
-    await transport.start()
-    try:
-        other = Libp2pTransport(Identity.load_or_create(tmp_path / "b"), ANY_LOCAL_PORT, (), transport.addresses())
-        await other.start()
-        try:
+    async with started(bare := Libp2pTransport(Identity.load_or_create(tmp_path / "bare"), ANY_LOCAL_PORT)):
+        own = Identity.load_or_create(tmp_path / "b")
+        async with started(other := Libp2pTransport(own, ANY_LOCAL_PORT, (), bare.addresses())):
             with pytest.raises(SwarmUnreachable, match="directory"):
-                await Directory(other.p2p, transport.addresses()).start()
-        finally:
-            await other.close()
-    finally:
-        await transport.close()
+                await Directory(other.p2p, bare.addresses()).start()
 
 
 async def test_leaving_and_closing_end_soon_when_p2pd_has_ended(nodes):

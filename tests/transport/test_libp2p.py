@@ -20,6 +20,7 @@ import base58
 import grpc
 import psutil
 import pytest
+from memory_network.network import started
 from moved_clock import MovedClock
 from patience import PATIENCE
 from ports import quiet_port
@@ -90,6 +91,15 @@ def cleaners(directory):
     ]
 
 
+async def node_of_its_own(folder, other, *words, **environ):
+    """A node in a process, and what it says of itself."""
+    arguments = [LIBP2P_NODE, folder / "killed.key", str(other.addresses()[0]), *words]
+    environ = {**os.environ, "PYTHONPATH": str(Path(noloco_node.__file__).parents[1]), **environ}
+    node = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, env=environ)
+    async with asyncio.timeout(3 * STEP_S):
+        return node, json.loads(await node.stdout.readline())
+
+
 # ---- a busy machine ----
 async def test_a_p2pd_whose_first_answers_are_late_is_waited_for(tmp_path, monkeypatch):
     """A node ended at its start where p2pd took more than 5 s for one of them."""
@@ -102,12 +112,8 @@ async def test_a_p2pd_whose_first_answers_are_late_is_waited_for(tmp_path, monke
         return process
 
     monkeypatch.setattr(P2pdProcess, "start", start_late)
-    late = transport(tmp_path)
-    try:
-        await late.start()
+    async with started(late := transport(tmp_path)):
         assert late.addresses()
-    finally:
-        await late.close()
 
 
 # ---- nothing is left ----
@@ -152,12 +158,7 @@ async def test_child_processes_ignore_ctrl_c_in_the_terminal(net):
 async def test_nothing_is_left_after_kill_9(net, tmp_path, condition):
     """With streams open, and a p2pd that hangs, or a forked worker that still holds every descriptor."""
     server = await net.start(Exchange(echo))
-    script, key = LIBP2P_NODE, tmp_path / "killed.key"
-    arguments = [script, key, str(server.addresses()[0]), *(["fork"] if condition == "fork" else [])]
-    environ = {**os.environ, "PYTHONPATH": str(Path(noloco_node.__file__).parents[1])}
-    node = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, env=environ)
-    async with asyncio.timeout(3 * STEP_S):
-        left = json.loads(await node.stdout.readline())
+    node, left = await node_of_its_own(tmp_path, server, *(["fork"] if condition == "fork" else []))
     directory = Path(left["directory"])
     assert psutil.pid_exists(left["daemon"]) and cleaners(directory)
     if condition == "stuck":
@@ -187,18 +188,8 @@ async def test_the_next_node_removes_leftovers_and_nothing_in_use(net, tmp_path,
     living, others = await net.start(Exchange(echo)), parent / "noloco-notes"
     others.mkdir()
     (others / "file").touch()
-    node = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            LIBP2P_NODE,
-            tmp_path / "killed.key",
-            str(living.addresses()[0]),
-        ),
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(noloco_node.__file__).parents[1]), "TMPDIR": str(parent)},
-    )
-    async with asyncio.timeout(3 * STEP_S):
-        directory = Path(json.loads(await node.stdout.readline())["directory"])
+    node, left = await node_of_its_own(tmp_path, living, TMPDIR=str(parent))
+    directory = Path(left["directory"])
     for process in (*cleaners(directory), node):
         process.kill()
     await node.communicate()
@@ -774,13 +765,11 @@ async def test_an_identity_that_is_in_use_is_refused_and_the_first_node_keeps_it
 
 async def test_a_first_node_may_name_itself_and_a_restart_is_no_second_node(net, tmp_path):
     others = (await net.start()).addresses()
-    for bootstrap in (others, others):
-        node = transport(tmp_path, "restarted", bootstrap=bootstrap)
-        await node.start()
-        await node.close()
-    alone = transport(tmp_path, "restarted", bootstrap=[Address("ip4", "127.0.0.1", 1, node.peer_id)])
-    await alone.start()
-    await alone.close()
+    for _ in range(2):
+        async with started(node := transport(tmp_path, "restarted", bootstrap=others)):
+            pass
+    async with started(transport(tmp_path, "restarted", bootstrap=[Address("ip4", "127.0.0.1", 1, node.peer_id)])):
+        pass
 
 
 async def test_a_port_in_use_is_named(net, tmp_path):
@@ -799,9 +788,7 @@ async def test_a_port_that_nobody_asked_for_and_another_program_has_is_replaced(
         monkeypatch.setattr("noloco_node.transport.libp2p.check_port", lambda _: None)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken = listener.getsockname()[1]
-        node = transport(tmp_path, last_port=taken)
-        try:
-            await node.start()
+        async with started(node := transport(tmp_path, last_port=taken)):
             first = node.listening_port
             assert first not in {0, taken}
             lost = asyncio.create_task(node.lost())
@@ -810,18 +797,12 @@ async def test_a_port_that_nobody_asked_for_and_another_program_has_is_replaced(
             with socket.create_server(("127.0.0.1", first)):
                 await node.restart()
                 assert node.listening_port not in {0, taken, first}
-        finally:
-            await node.close()
 
 
 async def test_the_last_port_is_taken_again(net, tmp_path):
     port = quiet_port()
-    node = transport(tmp_path, last_port=port)
-    try:
-        await node.start()
+    async with started(node := transport(tmp_path, last_port=port)):
         assert node.listening_port == port
-    finally:
-        await node.close()
 
 
 async def test_a_bootstrap_address_with_another_peers_id_is_unreachable(net, tmp_path):
@@ -829,9 +810,8 @@ async def test_a_bootstrap_address_with_another_peers_id_is_unreachable(net, tmp
     wrong = replace(server.addresses()[0], peer=net.new_id())
     with pytest.raises(SwarmUnreachable, match="peer id"):
         await transport(tmp_path, bootstrap=[wrong]).start()
-    some = transport(tmp_path, bootstrap=[wrong, server.addresses()[0]])
-    await some.start()  # one that answers is enough
-    await some.close()
+    async with started(transport(tmp_path, bootstrap=[wrong, server.addresses()[0]])):
+        pass  # one that answers is enough
 
 
 async def test_addresses(net, tmp_path):
@@ -839,13 +819,11 @@ async def test_addresses(net, tmp_path):
     (own,) = server.addresses()
     assert str(own) == f"/ip4/127.0.0.1/tcp/{own.port}/p2p/{server.peer_id}"
     announce = [parse("/ip4/203.0.113.7/tcp/4001"), parse("/dns4/example.org/tcp/4001")]
-    announcing = transport(tmp_path, announce=announce)
-    await announcing.start()
-    assert list(map(str, announcing.addresses())) == [
-        f"/ip4/203.0.113.7/tcp/4001/p2p/{announcing.peer_id}",
-        f"/dns4/example.org/tcp/4001/p2p/{announcing.peer_id}",
-    ]
-    await announcing.close()
+    async with started(announcing := transport(tmp_path, announce=announce)):
+        assert list(map(str, announcing.addresses())) == [
+            f"/ip4/203.0.113.7/tcp/4001/p2p/{announcing.peer_id}",
+            f"/dns4/example.org/tcp/4001/p2p/{announcing.peer_id}",
+        ]
     for wrong in (parse("/ip4/203.0.113.7/tcp/0"), replace(announce[0], peer=net.new_id())):
         with pytest.raises(UsageError, match="cannot be announced"):
             transport(tmp_path, announce=[wrong])

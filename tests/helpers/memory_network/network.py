@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -181,11 +181,11 @@ class MemoryTransport:
 
 
 @asynccontextmanager
-async def started(*members: MemoryTransport) -> AsyncIterator[None]:
-    """Others can call them until the context ends."""
-    for member in members:
-        await member.start()
+async def started(*members: Any) -> AsyncIterator[None]:
+    """Transports, of this network or not: others can call them until the context ends."""
     try:
+        for member in members:
+            await member.start()
         yield
     finally:
         for member in members:
