@@ -21,7 +21,6 @@ import grpc
 import psutil
 import pytest
 from memory_network.network import started
-from moved_clock import MovedClock
 from patience import PATIENCE
 from ports import quiet_port
 from transport_peers import (
@@ -46,7 +45,7 @@ from noloco_node.host.memory import process_bytes
 from noloco_node.peers import directory
 from noloco_node.transport import grpc_bridge, libp2p, reachability, relayed_places, self_view
 from noloco_node.transport.call_limits import OF_PEER, CallLimits
-from noloco_node.transport.grpc_bridge import BUFFER_BYTES, CHANNEL_OPTIONS, SERVER_OPTIONS, splice
+from noloco_node.transport.grpc_bridge import CHANNEL_OPTIONS, SERVER_OPTIONS, splice
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.p2pd import session
 from noloco_node.transport.p2pd.control import P2pdControl
@@ -668,25 +667,6 @@ async def test_a_newcomer_is_answered_while_15_identities_of_5_places_hold_all_c
     assert held.total() + refused == len(calls), "the attack holds"
     await callers.close()
     await asyncio.gather(*calls, return_exceptions=True)
-
-
-async def test_the_bridge_buffers_little_for_a_reader_that_does_not_read_and_ends(monkeypatch):
-    clock = MovedClock(monkeypatch)
-    (source, near), (far, stuck) = socket.socketpair(), socket.socketpair()
-    streams = [await asyncio.open_unix_connection(sock=sock, limit=BUFFER_BYTES) for sock in (source, near, far, stuck)]
-    carrying = asyncio.create_task(splice(streams[1], streams[2]))
-    streams[0][1].write(bytes(64 << 20))
-    waits, looks = streams[0][1].transport.get_write_buffer_size, []
-    while len(looks) < 3 or len({*looks[-3:]}) > 1:  # nothing goes any more
-        looks.append(waits())
-        await asyncio.sleep(0.2)
-    assert 0 < (64 << 20) - waits() < 4 << 20
-    assert not carrying.done()
-    clock.moves(grpc_bridge.TAKEN_S)
-    async with asyncio.timeout(STEP_S):
-        await carrying
-    for _, writer in streams:
-        writer.transport.abort()
 
 
 async def test_the_same_port_on_another_loopback_address_is_another_caller(net, tmp_path):
