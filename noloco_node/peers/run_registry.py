@@ -262,8 +262,7 @@ def choose(known: Sequence[KnownRun], run_id: str | None, author: str | None, le
     trained = {run.signed.manifest for run in known if run.training}
     matching = first_copies(trusted)
     matching = [signed for signed in matching if signed.manifest in trained] or matching
-    if left and left in matching:
-        return left
+    matching = [signed for signed in matching if signed == left] or matching
     if len(matching) > 1:
         runs = map(manifest.verify, matching)
         names = ", ".join(f"{run.label} (--run {run.run_id})" for run in runs)

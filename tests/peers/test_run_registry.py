@@ -5,6 +5,7 @@ import hashlib
 import json
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -274,6 +275,15 @@ def test_the_only_run_is_taken_and_of_several_one_must_be_named(author: Identity
         run_registry.choose(known(one), "0" * 64, None)
     with pytest.raises(Incompatible, match="start"):
         run_registry.choose([], None, None)
+
+
+def test_of_several_runs_the_one_is_meant_that_this_node_has_left(author: Identity) -> None:
+    """As it is known there: else `join` would say that nobody has announced it."""
+    one, other = signed(author), signed(author, "other")
+    for there in (known(one, other), known(other)):
+        assert run_registry.choose(there, None, None, replace(other)) is other
+    with pytest.raises(Incompatible, match="name one"):
+        run_registry.choose(known(one, other), None, None, signed(author, "gone"))
 
 
 def test_the_run_in_which_somebody_trains_is_meant(author: Identity, other_author: Identity) -> None:
