@@ -36,7 +36,7 @@ from noloco_node.transport.hole_punching import HolePunching
 from noloco_node.transport.interceptor import Context, Interceptor
 from noloco_node.transport.observer import Observer
 from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
-from noloco_node.transport.p2pd.process import node_arguments
+from noloco_node.transport.p2pd.process import START_S, node_arguments
 from noloco_node.transport.p2pd.session import CONTROL_S, Hivemind, P2pdSession, cancelled, unless_broken
 from noloco_node.transport.probe import check_port, free_port, is_free_for_udp, probe
 from noloco_node.transport.reachability import AUTO, ONLY, OUTGOING, RELAYED, Reachability
@@ -50,7 +50,6 @@ PROTOCOL = "noloco/grpc/1"
 """The libp2p protocol id. What runs inside such a stream is HTTP/2."""
 
 _STREAMS = "streams.sock"  # in our private directory: p2pd connects to it for each stream from a peer
-_START_S = 60.0  # for p2pd to answer
 _DIAL_S = 15.0  # to open a stream to a peer: finding its addresses, several of which may lead nowhere
 _PROBE_S = 2.0  # less than a ping of the directory may take
 _RELAY_STARTS = 5  # of p2pd; the first one nearly always becomes a relay
@@ -281,7 +280,7 @@ class Libp2pTransport:
     async def _start(self) -> None:
         runtime = await RuntimeDirectory.open(*self._remove_at_end)
         self._stack.push_async_callback(runtime.close)
-        observer = Observer(runtime, self._hivemind, _START_S)
+        observer = Observer(runtime, self._hivemind)
         await self._check_identity(observer)
         self._stack.push_async_callback(self._end_session)
         inbound = await self._start_server(runtime)
@@ -330,12 +329,12 @@ class Libp2pTransport:
         for start in range(_RELAY_STARTS):
             if start:
                 await self._session.end()
-            self._latest = await P2pdSession.begin(runtime, arguments, self._hivemind, _START_S)
+            self._latest = await P2pdSession.begin(runtime, arguments, self._hivemind)
             if not self._serves_relay or await observer.has_relay(self.peer_id, self._from_here()):
                 break
         else:
             _log.warning("this node forwards no calls to those behind routers: p2pd did not become a relay")
-        async with asyncio.timeout(_START_S):
+        async with asyncio.timeout(START_S):
             await self._session.control.hand_over_streams(PROTOCOL, runtime.path / _STREAMS)
 
     @property

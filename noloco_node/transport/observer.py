@@ -16,10 +16,9 @@ _RETRY_S = 0.05  # a bootstrap peer is known about 0.1 s after the connection to
 
 
 class Observer:
-    def __init__(self, runtime: RuntimeDirectory, hivemind: Hivemind, start_s: float) -> None:
+    def __init__(self, runtime: RuntimeDirectory, hivemind: Hivemind) -> None:
         self._runtime = runtime
         self._hivemind = hivemind
-        self._start_s = start_s
 
     async def finds(self, peer: str, bootstrap: Sequence[Address]) -> bool:
         """Whether a peer of this id answers in the swarm. Raises SwarmUnreachable."""
@@ -49,7 +48,7 @@ class Observer:
     @asynccontextmanager
     async def _running(self, bootstrap: Sequence[Address]) -> AsyncIterator[P2pdControl]:
         arguments = observer_arguments(bootstrap)
-        process = await P2pdProcess.start(self._runtime, "observer.sock", arguments, self._start_s)
+        process = await P2pdProcess.start(self._runtime, "observer.sock", arguments)
         try:
             yield P2pdControl(process.socket, self._hivemind.messages, self._hivemind.multiaddr)
         finally:

@@ -527,7 +527,7 @@ async def test_a_peer_over_a_transport_that_hivemind_cannot_name_is_where_its_by
         return answer
 
     try:
-        await process.wait_ready(STEP_S)
+        await process.wait_ready()
         peer, own = P2pdControl(process.socket, messages, multiaddr), node._session.control
         listener = await asyncio.start_unix_server(lambda _, writer: writer.transport.abort(), runtime / "peer.sock")
         await peer.hand_over_streams(libp2p.PROTOCOL, runtime / "peer.sock")

@@ -24,6 +24,8 @@ from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
 
 _log = logging.getLogger(__name__)
 
+START_S = 60.0
+"""To be ready, and for its first answers: on a busy machine they take seconds."""
 _STOP_S = 3.0  # to close its connections after SIGTERM; then it is killed
 _TRY_S = 5.0  # it takes a few milliseconds
 _KEPT_LINES = 20
@@ -97,28 +99,24 @@ class P2pdProcess:
         self._reader = asyncio.create_task(self._read_output())
 
     @classmethod
-    async def start(
-        cls, runtime: RuntimeDirectory, name: str, arguments: Sequence[str], timeout_s: float
-    ) -> "P2pdProcess":
+    async def start(cls, runtime: RuntimeDirectory, name: str, arguments: Sequence[str]) -> "P2pdProcess":
         """A process that is ready, whose control socket has this name. The caller also stops it. One that is killed
         before, as by a system that is short of memory, is started again."""
         for _ in range(_STARTS - 1):
             try:
-                return await cls._ready_one(runtime, name, arguments, timeout_s)
+                return await cls._ready_one(runtime, name, arguments)
             except KilledAtStart as killed:
                 _log.warning("%s", killed)
-        return await cls._ready_one(runtime, name, arguments, timeout_s)
+        return await cls._ready_one(runtime, name, arguments)
 
     @classmethod
-    async def _ready_one(
-        cls, runtime: RuntimeDirectory, name: str, arguments: Sequence[str], timeout_s: float
-    ) -> "P2pdProcess":
+    async def _ready_one(cls, runtime: RuntimeDirectory, name: str, arguments: Sequence[str]) -> "P2pdProcess":
         socket = runtime.path / name
         socket.unlink(missing_ok=True)  # of the one before: p2pd would believe that another one is running
         process = await cls.launch(socket, arguments)
         runtime.kill_at_end(process.pid)
         try:
-            await process.wait_ready(timeout_s)
+            await process.wait_ready()
         except BaseException:
             await process.stop()
             raise
@@ -151,13 +149,13 @@ class P2pdProcess:
             ) from error
         return cls(process, socket)
 
-    async def wait_ready(self, timeout_s: float) -> None:
+    async def wait_ready(self) -> None:
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(START_S):
                 await asyncio.shield(self._ready)
         except TimeoutError as error:
             raise NolocoError(
-                f"p2pd, the network daemon, was not ready within {timeout_s:g} s. Is this machine very busy? Try again."
+                f"p2pd, the network daemon, was not ready within {START_S:g} s. Is this machine very busy? Try again."
             ) from error
 
     async def exited(self) -> int:

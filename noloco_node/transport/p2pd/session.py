@@ -17,7 +17,7 @@ from noloco_node.base.units import size
 from noloco_node.host.memory import process_bytes
 from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
 from noloco_node.transport.p2pd.control import P2pdControl
-from noloco_node.transport.p2pd.process import P2pdProcess
+from noloco_node.transport.p2pd.process import START_S, P2pdProcess
 
 _log = logging.getLogger(__name__)
 
@@ -53,15 +53,12 @@ class P2pdSession:
         self._stack = AsyncExitStack()
 
     @classmethod
-    async def begin(
-        cls, runtime: RuntimeDirectory, arguments: Sequence[str], hivemind: Hivemind, timeout_s: float
-    ) -> "P2pdSession":
-        """`timeout_s`: for its start, and for its first answers: on a busy machine they take seconds."""
-        process = await P2pdProcess.start(runtime, "p2pd.sock", arguments, timeout_s)
+    async def begin(cls, runtime: RuntimeDirectory, arguments: Sequence[str], hivemind: Hivemind) -> "P2pdSession":
+        process = await P2pdProcess.start(runtime, "p2pd.sock", arguments)
         session = cls(process, P2pdControl(process.socket, hivemind.messages, hivemind.multiaddr))
         session._stack.push_async_callback(process.stop)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(START_S):
                 session.p2p = await session._join_hivemind(runtime, hivemind)
                 session.addresses = await session.control.identify()
         except BaseException:
