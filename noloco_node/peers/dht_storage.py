@@ -34,7 +34,8 @@ PEER_A_MINUTE, LOOK_UPS_A_MINUTE, OTHERS_A_MINUTE = 300, 1600, 800
 whole DHT about 25. So 90 nodes behind one address can use one rendezvous. Of 150 a third of the look-ups have no
 records, but nearly all their own are stored; with one limit for both, a quarter of the nodes had none there
 (simulated). A request costs 1 to 2 ms, with that of p2pd."""
-MAX_SILENT = 1024
+SILENT_S, MAX_SILENT = 5.0, 1024
+"""How long a node without an answer is not asked: one that was away for an hour as long as any other."""
 MARGIN_S = 60.0
 """An answer's records may live so much longer than this node would store them: two clocks are up to 30 s wrong each."""
 
@@ -255,14 +256,13 @@ class SilentPeers:
     """Whom hivemind asks nothing for a moment, as they did not answer: in its `Blacklist`'s place, which goes by the
     wall clock. Where that was set back by two hours, it asked them nothing for as long."""
 
-    def __init__(self, silent_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._silent_s = silent_s
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._until: dict[Any, float] = {}
 
     def register_failure(self, peer: Any) -> None:
         if peer not in self:
-            remember(self._until, peer, self._clock() + self._silent_s, MAX_SILENT)
+            remember(self._until, peer, self._clock() + SILENT_S, MAX_SILENT)
 
     def register_success(self, peer: Any) -> None:
         self._until.pop(peer, None)

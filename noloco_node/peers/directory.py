@@ -58,7 +58,6 @@ _LEAVE_S = 2.0  # leaving is quick even if no peer answers any more
 _CALL_S = 3.0
 _AGAIN_S = 2.0  # when a node that was refused, or not heard, asks again to be let in
 _SILENT_TRIES = 2  # in a row, until no bootstrap node answers: one ping, or its answer, may be lost or late
-_SILENT_S = 5.0  # that a peer without an answer is not asked: one that was away for an hour as long as any other
 _UNMET = 2  # neighbours of an answer that are asked though we have not met them
 _NEAREST = 8  # nodes that a look-up or store asks; five of them hold a record. hivemind's 20 answered with 20 copies
 _FIRST_READS = 2  # before a record is written: what the first says of the run's size, the second checks
@@ -185,7 +184,7 @@ class Directory:
                     cache_nearest=0,
                     cache_on_store=False,
                 )
-                self._node.blacklist = SilentPeers(_SILENT_S)
+                self._node.blacklist = SilentPeers()
                 protocol = self._node.protocol
                 early, protocol.storage = protocol.storage, DhtStorage(self.ttl_s)
                 protocol.storage.take_over(early)

@@ -68,7 +68,7 @@ def test_who_did_not_answer_is_asked_again_soon_though_the_wall_clock_was_set_ba
     wall, passed = 1_800_000_000.0, 0.0
     for module in ("dht.node", "utils.timed_storage"):
         monkeypatch.setattr(sys.modules[f"hivemind.{module}"], "get_dht_time", lambda: wall)
-    theirs, ours = sys.modules["hivemind.dht.node"].Blacklist(5.0, 1.0), SilentPeers(5.0, lambda: passed)
+    theirs, ours = sys.modules["hivemind.dht.node"].Blacklist(5.0, 1.0), SilentPeers(lambda: passed)
     for each in (theirs, ours):
         each.register_failure("peer")
         assert "peer" in each and "other" not in each
