@@ -223,10 +223,7 @@ class Swarm:
             self._turns.end()
 
     def _train(
-        self,
-        settings: "NodeConfig",
-        signed: "Signed | None",
-        _again: "Callable[[NodeConfig], Awaitable[NodeConfig]]",
+        self, settings: "NodeConfig", signed: "Signed | None", _again: "Callable[[NodeConfig], Awaitable[NodeConfig]]"
     ) -> int:
         # not uvloop, which hears of its processes' ends by SIGCHLD: torch's data loaders with workers take that for
         # themselves, and then a network daemon's end is never heard of

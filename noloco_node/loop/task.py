@@ -59,11 +59,7 @@ class Loop:
     micro_examples = 1
 
     def __init__(
-        self,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        evaluate: Callable[[], float] | None,
-        turns: Turns,
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, evaluate: Callable[[], float] | None, turns: Turns
     ) -> None:
         """Raises UsageError for weights that cannot be averaged."""
         self._trained = Trained(module)

@@ -25,14 +25,7 @@ from noloco_node.errors import SwarmUnreachable
 from noloco_node.host.traffic import Traffic
 from noloco_node.peers.answering import Answering
 from noloco_node.peers.dht_messages import node_id
-from noloco_node.peers.dht_storage import (
-    CheckedCalls,
-    DhtStorage,
-    RecordValidator,
-    SilentPeers,
-    answers,
-    learn_of,
-)
+from noloco_node.peers.dht_storage import CheckedCalls, DhtStorage, RecordValidator, SilentPeers, answers, learn_of
 from noloco_node.peers.record import (
     MAX_ADDRESSES,
     TTL_S,
@@ -232,12 +225,7 @@ class Directory:
             if not self._run.size.known:
                 await self.peers()
         record = signed_record(
-            identity,
-            presence,
-            run_id=self._run_id,
-            boot=self._boot,
-            now=now,
-            peers=self._run.size.peers,
+            identity, presence, run_id=self._run_id, boot=self._boot, now=now, peers=self._run.size.peers
         )
         keys = [key_of(self._run_id, bucket_of(identity.peer_id, depth)) for depth in self._depths(now)]
         self.done["stores"] += len(keys)

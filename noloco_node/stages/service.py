@@ -64,11 +64,7 @@ class Channels(next_stage.Channels, Protocol):
 
 class StageService(StageServicer):
     def __init__(
-        self,
-        channels: Channels,
-        random: Random,
-        misbehaved: Callable[[str, str], None],
-        pace: Traffic | None = None,
+        self, channels: Channels, random: Random, misbehaved: Callable[[str, str], None], pace: Traffic | None = None
     ) -> None:
         """`misbehaved`: called with a peer and what it did that no honest one does."""
         self._channels, self._misbehaved = channels, misbehaved

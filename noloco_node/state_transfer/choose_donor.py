@@ -18,14 +18,7 @@ from dataclasses import dataclass
 import grpc
 
 from noloco_node.base import peer_names, places
-from noloco_node.errors import (
-    Incompatible,
-    PeerFault,
-    PeerLost,
-    PeerMisbehaved,
-    PeerRefused,
-    SwarmUnreachable,
-)
+from noloco_node.errors import Incompatible, PeerFault, PeerLost, PeerMisbehaved, PeerRefused, SwarmUnreachable
 from noloco_node.host.traffic import Traffic
 from noloco_node.peers.directory import SILENT
 from noloco_node.state_transfer import client

@@ -488,10 +488,7 @@ def made(tmp_path: Path) -> Path:
         (lambda raw: b"", "set.tokens is empty"),
         (lambda raw: raw[:40], "is not a token file"),
         (lambda raw: b"PK" + raw[2:], "is not a token file"),
-        (
-            lambda raw: raw[:8] + b"\1" + raw[9:],
-            "has version 1 of the format, and this is version 2. Make it again",
-        ),
+        (lambda raw: raw[:8] + b"\1" + raw[9:], "has version 1 of the format, and this is version 2. Make it again"),
         (lambda raw: raw[:-1], "is damaged: it has"),
         (lambda raw: raw + b"x", "is damaged: it has"),
         (lambda raw: raw[:10] + b"\4" + raw[11:], "is damaged: it has"),

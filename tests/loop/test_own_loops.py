@@ -17,10 +17,7 @@ NODE = [sys.executable, "-m", "noloco_node"]
 STEPS = 20
 """Of a phase."""
 LOOP = [sys.executable, str(ROOT / "tests" / "helpers" / "own_loop.py")]
-ON_GPU = (
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here"),
-)
+ON_GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here"))
 
 
 @pytest.fixture

@@ -163,8 +163,7 @@ async def test_of_held_out_data_only_the_loss_comes_back_and_the_route_is_the_sa
     for _ in range(6):
         trio.first.sends(evaluates=True, tries=True)
         done, _ = await asyncio.wait(
-            [asyncio.create_task(node.asked()) for node in (trio.one, trio.two)],
-            return_when=asyncio.FIRST_COMPLETED,
+            [asyncio.create_task(node.asked()) for node in (trio.one, trio.two)], return_when=asyncio.FIRST_COMPLETED
         )
         asked = done.pop().result()
         assert asked.evaluates and asked.tries

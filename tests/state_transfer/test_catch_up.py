@@ -13,15 +13,7 @@ from noloco_node.core.verdict import Trial
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import catch_up, choose_donor
-from noloco_node.state_transfer.catch_up import (
-    CATCH_UP_ROUNDS,
-    FAILING_S,
-    LOOKS,
-    CatchUp,
-    ahead,
-    coding,
-    has_diverged,
-)
+from noloco_node.state_transfer.catch_up import CATCH_UP_ROUNDS, FAILING_S, LOOKS, CatchUp, ahead, coding, has_diverged
 from noloco_node.state_transfer.choose_donor import Wanted
 from noloco_node.state_transfer.client import LiveState
 from noloco_node.wire import messages as wire

@@ -12,19 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from donors import (
-    BUDGET,
-    FRAGMENTS,
-    NUMBERS,
-    TERMS,
-    DonorNetwork,
-    FaultyDonor,
-    Owner,
-    checks,
-    chunks,
-    header,
-    numbers,
-)
+from donors import BUDGET, FRAGMENTS, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, checks, chunks, header, numbers
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -601,10 +589,7 @@ def ignored(_: str) -> None:
 
 
 async def taken(
-    network: DonorNetwork,
-    look: Callable[[], Awaitable[Others]],
-    wanted: Wanted,
-    say: Callable[[str], None] = ignored,
+    network: DonorNetwork, look: Callable[[], Awaitable[Others]], wanted: Wanted, say: Callable[[str], None] = ignored
 ) -> LiveState | None:
     node = await network.joining_node()
     return await fetch_state(node.channel, look, wanted, say, checks(node, wanted.numbers))

@@ -23,18 +23,7 @@ import pytest
 from memory_network.network import started
 from patience import PATIENCE
 from ports import quiet_port
-from transport_peers import (
-    STEP_S,
-    Exchange,
-    OverLibp2p,
-    Runs,
-    drain,
-    echo,
-    failure_of,
-    fragment,
-    list_no_runs,
-    until,
-)
+from transport_peers import STEP_S, Exchange, OverLibp2p, Runs, drain, echo, failure_of, fragment, list_no_runs, until
 
 import noloco_node
 from noloco_node.base.addresses import ANY_LOCAL_PORT, ANY_PORT, Address, ip_address, parse
