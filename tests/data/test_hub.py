@@ -15,6 +15,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from real_nodes import until
 from texts import jsonl, parquet, texts, tokenizer_json
 
 from noloco_node.data import corpus, hub
@@ -188,7 +189,7 @@ def test_a_few_blocks_are_kept_ready_and_no_more(shards: Any, streams: Callable[
     stream.next(1)
     assert stream._ahead is not None
     waiting = stream._ahead._queue
-    until(waiting.full)
+    until(waiting.full, "they are ready")
     assert waiting.qsize() == BLOCKS_READY
 
 
@@ -198,14 +199,7 @@ def test_the_thread_ends_with_the_stream(shards: Any) -> None:
     stream.next(1)
     assert set(threading.enumerate()) - before
     del stream
-    until(lambda: set(threading.enumerate()) <= before)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: set(threading.enumerate()) <= before, "its end")
 
 
 # ---- what can go wrong ----

@@ -73,6 +73,13 @@ async def until(condition):
             await asyncio.sleep(0.01)
 
 
+async def until_it(condition):
+    """The same of a coroutine function."""
+    async with asyncio.timeout(STEP_S):
+        while not await condition():  # noqa: ASYNC110 - as of the DHT, which does not notify when a record has arrived
+            await asyncio.sleep(0.1)
+
+
 class Net:
     """Starts transports, and closes them all at the end of a test."""
 

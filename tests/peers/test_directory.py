@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from memory_network.network import started
 from patience import PATIENCE
 from records import RUN, presence, record
+from transport_peers import STEP_S, until_it
 
 from noloco_node.base.addresses import ANY_LOCAL_PORT, Address, ip_address
 from noloco_node.base.identity import Identity
@@ -20,8 +21,6 @@ from noloco_node.peers.answering import Answering
 from noloco_node.peers.directory import REFUSED, SILENT, Directory, Found
 from noloco_node.peers.record import accept, bucket_of, key_of
 from noloco_node.transport.libp2p import Libp2pTransport
-
-STEP_S = 60.0
 
 
 class Nodes:
@@ -62,12 +61,6 @@ async def nodes(tmp_path):
     await nodes.close()
 
 
-async def until(condition):
-    async with asyncio.timeout(STEP_S):
-        while not await condition():  # noqa: ASYNC110 - the DHT does not notify when a record has arrived
-            await asyncio.sleep(0.1)
-
-
 async def test_members_see_each_other_through_a_rendezvous_and_that_one_leaves(nodes):
     await nodes.start(member=False)
     (a, a_id), (b, b_id), (c, c_id) = [await nodes.start() for _ in range(3)]
@@ -75,7 +68,7 @@ async def test_members_see_each_other_through_a_rendezvous_and_that_one_leaves(n
         await swarm.publish(presence(identity, round=7))
     for swarm, others in ((a, {b_id, c_id}), (b, {a_id, c_id}), (c, {a_id, b_id})):
         expected = {identity.peer_id for identity in others}
-        await until(lambda swarm=swarm, expected=expected: _sees(swarm, expected))
+        await until_it(lambda swarm=swarm, expected=expected: _sees(swarm, expected))
     seen = (await b.peers()).peers[a_id.peer_id]
     assert (seen.state, seen.round) == ("training", 7)
 
@@ -83,7 +76,7 @@ async def test_members_see_each_other_through_a_rendezvous_and_that_one_leaves(n
         await a.leave()  # again, where a busy machine had no time for it
         return (await b.peers()).peers[a_id.peer_id].state == "leaving"
 
-    await until(b_knows)
+    await until_it(b_knows)
 
 
 async def _sees(swarm, expected):
@@ -101,8 +94,8 @@ async def test_a_record_disappears_when_it_expires(nodes):
         await a.publish(presence(a_id))  # again, where a busy machine saw it too late
         return await _sees(b, {a_id.peer_id})
 
-    await until(comes)
-    await until(lambda: _sees(b, set()))
+    await until_it(comes)
+    await until_it(lambda: _sees(b, set()))
     assert time.monotonic() - began >= 1.9
 
 
@@ -113,7 +106,7 @@ async def test_an_answer_without_records_is_no_empty_bucket(nodes):
     (a, a_id), (b, b_id) = [await nodes.start(stores=False) for _ in range(2)]
     await a.publish(presence(a_id))
     await b.publish(presence(b_id))
-    await until(lambda: _sees(b, {a_id.peer_id}))
+    await until_it(lambda: _sees(b, {a_id.peer_id}))
     b._run.size._counts.clear()
     b._run.size._counts.append(2)
     rendezvous._p2p._traffic.may_answer = lambda size, _place: size < 300
@@ -132,7 +125,7 @@ async def test_what_nobody_answers_is_no_empty_bucket(nodes, monkeypatch):
     rendezvous, _ = await nodes.start(member=False)
     (a, a_id), (b, _) = [await nodes.start(stores=False) for _ in range(2)]
     await a.publish(presence(a_id))
-    await until(lambda: _sees(b, {a_id.peer_id}))
+    await until_it(lambda: _sees(b, {a_id.peer_id}))
     assert b._run.size.peers == 2
 
     async def lost(*_args, **_options):
@@ -143,7 +136,7 @@ async def test_what_nobody_answers_is_no_empty_bucket(nodes, monkeypatch):
         b._run.known = {}
         assert await b.peers() == Found({}, SILENT)
         assert b._run.size.peers == 2
-    await until(lambda: _sees(b, {a_id.peer_id}))
+    await until_it(lambda: _sees(b, {a_id.peer_id}))
     assert await rendezvous.peers_of("0" * 64) == Found({}), "what nobody else stores, one that joined nobody knows"
 
 
@@ -171,7 +164,7 @@ async def test_a_rendezvous_that_is_back_is_found_at_once(nodes, tmp_path):
     async def is_answered():
         return (await node.peers()).unanswered is None
 
-    await until(is_answered)
+    await until_it(is_answered)
     assert time.monotonic() - began < 4.0
 
 
@@ -243,7 +236,7 @@ async def test_who_stores_a_record_fetches_none(nodes, monkeypatch):
     rendezvous, _ = await nodes.start(member=False)
     (a, a_id), (b, b_id) = [await nodes.start() for _ in range(2)]
     await a.publish(presence(a_id))
-    await until(lambda: _sees(b, {a_id.peer_id}))
+    await until_it(lambda: _sees(b, {a_id.peer_id}))
     storage, fetched = rendezvous._node.protocol.storage, []
 
     def get(key, get=storage.get):
@@ -254,7 +247,7 @@ async def test_who_stores_a_record_fetches_none(nodes, monkeypatch):
     monkeypatch.setattr(storage, "get", get)
     await b.publish(presence(b_id))
     assert fetched and not any(fetched)
-    await until(lambda: _sees(a, {b_id.peer_id}))
+    await until_it(lambda: _sees(a, {b_id.peer_id}))
     assert any(fetched)
 
 
@@ -262,7 +255,7 @@ async def test_hostile_records_are_not_stored_and_hide_no_peer(nodes):
     rendezvous, _ = await nodes.start(member=False)
     (a, a_id), (b, b_id), (evil, evil_id) = [await nodes.start() for _ in range(3)]
     await a.publish(presence(a_id))
-    await until(lambda: _sees(b, {a_id.peer_id}))
+    await until_it(lambda: _sees(b, {a_id.peer_id}))
     now, key = time.time(), key_of(RUN, "")
     mine = record(evil_id, now=now)
     replayed = record(a_id, now=now - 10)  # what `a` once signed
@@ -290,7 +283,7 @@ async def test_hostile_records_are_not_stored_and_hide_no_peer(nodes):
     async def b_sees_the_new_round():
         return (await b.peers()).peers[a_id.peer_id].round == 8
 
-    await until(b_sees_the_new_round)
+    await until_it(b_sees_the_new_round)
     await b.publish(presence(b_id))
     assert b_id.peer_id not in (await b.peers()).peers
 
@@ -330,12 +323,12 @@ async def test_500_throw_away_presences_of_one_caller_hide_no_peer(nodes, tmp_pa
     assert max(len(node._node.protocol.storage._held) for node in (rendezvous, a, b)) <= 2 * 3
     began, (newcomer, newcomer_id) = time.monotonic(), await nodes.start(asks=True)
     before = open_files(nodes.transport_of(newcomer))
-    await until(lambda: _sees(newcomer, {a_id.peer_id, b_id.peer_id}))
+    await until_it(lambda: _sees(newcomer, {a_id.peer_id, b_id.peer_id}))
     assert time.monotonic() - began < 15.0 * PATIENCE
     await newcomer.publish(presence(newcomer_id, addresses=tuple(nodes.transport_of(newcomer).addresses())))
-    await until(lambda: _sees(a, {b_id.peer_id, newcomer_id.peer_id}))
-    await until(lambda: _expects(newcomer, 10))
-    await until(lambda: _few(lambda: open_files(nodes.transport_of(newcomer)), before + 20))
+    await until_it(lambda: _sees(a, {b_id.peer_id, newcomer_id.peer_id}))
+    await until_it(lambda: _expects(newcomer, 10))
+    await until_it(lambda: _few(lambda: open_files(nodes.transport_of(newcomer)), before + 20))
     silent.close()
 
 

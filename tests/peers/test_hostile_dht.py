@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from patience import PATIENCE
 from records import OTHER_RUN, RUN, presence, record
+from transport_peers import STEP_S, until_it
 
 from noloco_node.base.addresses import ANY_LOCAL_PORT
 from noloco_node.base.identity import Identity
@@ -17,7 +18,6 @@ from noloco_node.peers import dht_messages
 from noloco_node.peers.directory import Directory
 from noloco_node.transport.libp2p import Libp2pTransport
 
-STEP_S = 60.0
 STALL_S = 1.0 * PATIENCE
 """How long this process may compute without a look at the event loop. A peer id of 120 kB once took 74 s."""
 
@@ -105,12 +105,6 @@ async def swarm(tmp_path):
         await swarm.close()
 
 
-async def until(condition):
-    async with asyncio.timeout(STEP_S):
-        while not await condition():  # noqa: ASYNC110 - the DHT does not notify when a record has arrived
-            await asyncio.sleep(0.1)
-
-
 async def longest_stall():
     """Of the event loop, until it is cancelled: which returns it. In time of the processor, as the machine may stand
     still, too."""
@@ -167,7 +161,7 @@ async def test_a_hostile_answer_ends_no_look_up(swarm, kind):
             rounds = [{peer: at.round for peer, at in each.items() if peer in members} for each in seen]
             return all(round in each.values() for each in rounds)
 
-        await until(all_seen)
+        await until_it(all_seen)
     assert swarm.asked
     watching.cancel()
     assert await watching < STALL_S
@@ -215,7 +209,7 @@ async def test_one_peer_is_one_node_of_the_dht_whatever_it_says(swarm):
     async def is_known():
         return swarm.evil.p2p.peer_id in table
 
-    await until(is_known)
+    await until_it(is_known)
     assert len(table.uid_to_peer_id) == len(table.peer_id_to_uid) == before + 1
 
 
@@ -256,7 +250,7 @@ async def test_calls_that_end_early_leave_nothing_behind(swarm):
     async def nothing():
         return not under_way
 
-    await until(nothing)
+    await until_it(nothing)
 
 
 async def test_neighbours_that_are_nobody_do_not_displace_those_that_are_there() -> None:

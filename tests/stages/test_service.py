@@ -18,6 +18,7 @@ from memory_network.network import MemoryNetwork
 from moved_clock import MovedClock
 from patience import PATIENCE
 from stage_pairs import TinyPart
+from transport_peers import until
 
 from noloco_node.core.codecs.activations import CastActivations
 from noloco_node.errors import PeerLost
@@ -103,14 +104,6 @@ async def measuring(says: Mapping[Node, float]) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def comes(found: Callable[[], bool], within_s: float = 30.0) -> None:
-    for _ in range(int(within_s * PATIENCE / 0.01)):
-        if found():
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("it did not come")
-
-
 @pytest.fixture(autouse=True)
 def a_machine_that_stands_still_is_no_silent_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(next_stage, "LEAST_PATIENCE_S", 60.0)
@@ -180,7 +173,7 @@ async def test_of_two_peers_each_gets_what_it_is_to_measure_with_and_the_same_on
         for sent in range(1, 4):
             trio.first.sends(evaluates=True)
             losses.add((await trio.first.answered()).loss)
-            await comes(lambda sent=sent: all(node.service.totals.answered == sent for node in says))  # type: ignore[misc]
+            await until(lambda sent=sent: all(node.service.totals.answered == sent for node in says))  # type: ignore[misc]
     assert len(losses) == 1
 
 
@@ -221,8 +214,8 @@ async def test_without_an_answer_it_is_lost_at_its_deadline(trio: Trio, monkeypa
     clock.moves(10.0)
     assert await trio.first.letter() == Lost(7)
     assert time.monotonic() >= micro.until
-    await comes(asked.answer.cancelled)
-    await comes(lambda: asked.activations.numel() == asked.targets.numel() == 0)
+    await until(asked.answer.cancelled)
+    await until(lambda: asked.activations.numel() == asked.targets.numel() == 0)
     assert trio.one.service._held.free == held_module.MOST_HELD, "nothing of it is kept"
 
 
@@ -338,7 +331,7 @@ async def test_a_lie_for_an_answer_is_counted_and_another_peer_asked(
     await liar.start()
     await trio.start("liar")
     trio.first.sends()
-    await comes(lambda: bool(trio.first.blamed))
+    await until(lambda: bool(trio.first.blamed))
     assert set(trio.first.blamed) == {("liar", reason)}
     trio.first.service.candidates(["liar", "one"])
     answer(await trio.one.asked())
@@ -444,7 +437,7 @@ async def test_who_only_announces_micro_batches_keeps_nobody_out(trio: Trio) -> 
         await liar.start()
     calls = [asyncio.create_task(announces(liar)) for liar in liars for _ in range(held_module.MOST_OF_CALLER)]
     held = trio.one.service._held
-    await comes(lambda: held.calls.total() == len(calls))
+    await until(lambda: held.calls.total() == len(calls))
     trio.first.sends()
     asked = await trio.one.asked()
     assert asked.caller == "first" and held.callers == {"first": 1}
@@ -456,7 +449,7 @@ async def test_who_only_announces_micro_batches_keeps_nobody_out(trio: Trio) -> 
         await liar.close()
     answer(asked)
     assert isinstance(await trio.first.letter(), Answered)
-    await comes(lambda: not held.calls and not held.callers and not held.bytes)
+    await until(lambda: not held.calls and not held.callers and not held.bytes)
 
 
 async def test_an_answer_takes_memory_until_its_caller_has_read_it_and_no_place(
@@ -471,11 +464,11 @@ async def test_an_answer_takes_memory_until_its_caller_has_read_it_and_no_place(
     held = service._held
     assert held.bytes == {"first": SIZE + len(GOOD)}
     answer(asked)
-    await comes(lambda: service.totals.answered == 1)
+    await until(lambda: service.totals.answered == 1)
     assert held.bytes == {"first": SIZE} and not held.calls and not held.callers
     reads.set()
     assert isinstance(await trio.first.letter(), Answered)
-    await comes(lambda: not held.bytes)
+    await until(lambda: not held.bytes)
 
 
 async def test_of_what_is_under_way_only_the_bytes_are_kept(trio: Trio) -> None:
@@ -497,7 +490,7 @@ async def test_whose_data_do_not_come_is_refused_for_a_while(trio: Trio, monkeyp
     async def answers(caller: Node, *, waits: bool) -> list[wire.Frame]:
         call = StageStub(caller.transport.channel("one")).Pass(requests(), timeout=100)
         if waits:
-            await comes(lambda: bool(service._held.calls))
+            await until(lambda: bool(service._held.calls))
             clock.moves(service_module.FIRST_S + 1)
         return [wire.decode(frame) async for frame in call]
 
@@ -566,12 +559,12 @@ async def test_what_a_caller_gave_up_keeps_its_place_until_its_call_to_the_next_
     there = await middle.last.asked()
     assert last.callers == {"one": 1}
     call.cancel()
-    await comes(there.answer.cancelled)
+    await until(there.answer.cancelled)
     assert await middle.node.letter() == Lost(7), "the training thread forgets it"
     assert held.callers == held.calls == {"first": 1} and held.bytes["first"], "until then it is here"
     asked.answer.set_exception(LostMicroBatch(""))
-    await comes(lambda: not held.callers and not held.calls and not held.bytes)
-    await comes(lambda: not last.callers)
+    await until(lambda: not held.callers and not held.calls and not held.bytes)
+    await until(lambda: not last.callers)
     service = middle.node.service
     assert (
         not service._next._given_up
@@ -583,19 +576,19 @@ async def test_what_a_caller_gave_up_keeps_its_place_until_its_call_to_the_next_
 async def test_what_a_caller_gave_up_before_it_was_passed_on_is_not_passed_on(middle: Middle) -> None:
     asked, call = await middle.called()
     call.cancel()
-    await comes(lambda: asked in middle.node.service._next._given_up)
+    await until(lambda: asked in middle.node.service._next._given_up)
     middle.passes_on(asked)
     assert await middle.node.letter() == Lost(7)
     assert not middle.last.service._held.calls and middle.held.callers == {"first": 1}
     asked.answer.set_exception(LostMicroBatch(""))
-    await comes(lambda: not middle.held.callers)
+    await until(lambda: not middle.held.callers)
 
 
 async def test_a_stage_in_the_middle_takes_nothing_that_it_cannot_pass_on(middle: Middle) -> None:
     """So its caller asks another one at once."""
     middle.node.service.candidates([])
     middle.trio.first.sends()
-    await comes(lambda: middle.node.service.totals.refused > 0)
+    await until(lambda: middle.node.service.totals.refused > 0)
     assert middle.node.service.letters.empty() and not middle.node.service.totals.received_bytes
     middle.node.service.candidates(["last"])
     assert isinstance(await middle.node.letter(), Asked)
@@ -609,7 +602,7 @@ async def test_hanging_up_brings_no_more_micro_batches_into_a_node(middle: Middl
         begun.append(asked)
     refused = middle.node.service.totals.refused
     middle.trio.first.sends()
-    await comes(lambda: middle.node.service.totals.refused > refused)
+    await until(lambda: middle.node.service.totals.refused > refused)
     assert middle.node.service.letters.empty()
     for asked in begun:
         asked.answer.set_exception(LostMicroBatch(""))
