@@ -132,17 +132,8 @@ def chunks(data: bytes) -> list[wire.StateFrame]:
 
 
 def record(peer: str, round: int, state: str = "training") -> PeerRecord:
-    figures = {"step": 0, "loss": 0.0, "tokens_per_s": 0.0, "eval_loss": 0.0}
-    told = {
-        "partner": "",
-        "committed": 0,
-        "boot": b"",
-        "addresses": (),
-        "time": 0.0,
-        "version": "0",
-        "peers": 0,
-        "expires": 1e12,
-    }
+    figures = {"step": 50 * round, "loss": 0.0, "tokens_per_s": 0.0, "addresses": ()}
+    told = {"boot": b"", "time": 0.0, "version": "0", "peers": 0, "expires": 1e12}
     return PeerRecord(peer_id=peer, state=state, round=round, **figures, **told)
 
 
