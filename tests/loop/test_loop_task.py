@@ -426,6 +426,14 @@ def test_an_optimizer_outlives_its_node_and_holds_nothing_of_it() -> None:
     assert not ours & {*_global_optimizer_pre_hooks}
 
 
+def test_a_swap_is_judged_by_the_loops_evaluation_alone() -> None:
+    """The examples of its steps are the loop's own: the node has none to measure a second loss with."""
+    mine = Mine(small(), evaluate=lambda: 0.5)
+    mine.step()
+    found = mine.replica.losses()
+    assert found.held_out == 0.5 and not found.own_counts
+
+
 def test_without_an_evaluation_nothing_is_measured() -> None:
     mine = Mine(small())
     with pytest.raises(NotMeasured):
