@@ -24,10 +24,15 @@ def read(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
 
 def has_few_fields(data: bytes | bytearray | memoryview, parts: int = 0) -> bool:
     """Whether a message has at most MOST_FIELDS fields: each empty entry of a list takes two bytes to send, and a
-    hundred in memory. Those of its parts count apart, and only for fields up to number `parts`, which are messages."""
+    hundred in memory. Those of its parts count, too, of fields up to number `parts`, which are messages."""
+    return _fields(memoryview(data), parts) <= MOST_FIELDS
+
+
+def _fields(data: memoryview, parts: int) -> int:
+    """More than MOST_FIELDS: too many to count, or none that we use."""
     at = fields = 0
     try:
-        while at < len(data):
+        while at < len(data) and fields <= MOST_FIELDS:
             fields += 1
             tag, at = read(data, at)
             match tag & 7:
@@ -37,15 +42,13 @@ def has_few_fields(data: bytes | bytearray | memoryview, parts: int = 0) -> bool
                     at += 8
                 case 2:
                     size, at = read(data, at)
-                    if tag >> 3 <= parts and not has_few_fields(memoryview(data)[at : at + size]):
-                        return False
+                    if tag >> 3 <= parts:
+                        fields += _fields(data[at : at + size], 0)
                     at += size
                 case 5:
                     at += 4
                 case _:
-                    return False
-            if fields > MOST_FIELDS:
-                return False
+                    return MOST_FIELDS + 1
     except IndexError:
         pass  # it is cut off, which the parser finds
-    return True
+    return fields

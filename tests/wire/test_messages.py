@@ -126,6 +126,13 @@ def test_a_frame_of_very_many_fields_is_refused_before_it_is_read(part: str) -> 
             wire.from_bytes(frame)
 
 
+def test_a_sign_of_life_of_many_parts_of_many_fields_is_refused() -> None:
+    """Of a MiB it took 0.15 s to count them, and a partner may send a hundred at once."""
+    part = bytes.fromhex("0801") * varint.MOST_FIELDS
+    with pytest.raises(PeerMisbehaved):
+        wire.from_bytes((b"\x42" + varint.to_bytes(len(part)) + part) * 500)
+
+
 def test_a_frame_may_have_a_field_that_only_a_newer_node_knows() -> None:
     newer = wire.encode(wire.Ack(5, 0.5)).SerializeToString() + b"\xfa\x7f\xff\xff\x03" + b"\x07" * 0xFFFF
     assert wire.from_bytes(newer) == wire.Ack(5, 0.5)
