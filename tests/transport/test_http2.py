@@ -128,6 +128,20 @@ async def test_pings_are_answered_and_end_no_connection(served: Served) -> None:
     writer.close()
 
 
+async def test_who_sends_many_frames_of_nothing_is_not_read_for_long(served: Served) -> None:
+    """15 MB/s of them took a core."""
+    reader, writer = await asyncio.open_unix_connection(served.path)
+    writer.write(http2.PREFACE + SETTINGS + ACK + http2.frame(0xFA, 0, 0) * 5000)
+    await ended(reader)
+    writer.close()
+    another, writer = await asyncio.open_unix_connection(served.path)
+    large = http2.frame(0xFA, 0, 0, bytes(1 << 10))
+    writer.write(http2.PREFACE + SETTINGS + ACK + large * 5000 + http2.headers(1, CALL))
+    await until(lambda: bool(served.met))
+    assert not another.at_eof()
+    writer.close()
+
+
 @pytest.mark.parametrize("acknowledges", [False, True])
 async def test_a_called_peer_without_an_end_to_its_headers_is_not_read(tmp_path: Path, acknowledges: bool) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
