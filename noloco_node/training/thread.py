@@ -380,6 +380,9 @@ class TrainingThread:
 
     # ---- on the training thread: the run ----
     def _run(self) -> None:
+        # A CPU takes 50 times as long where numbers are subnormal, which a peer may send: its weights are tried here,
+        # and a stage works on its activations.
+        torch.set_flush_denormal(True)
         try:
             with closing(self._build()) as replica:
                 self._train(replica)

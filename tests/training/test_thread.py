@@ -166,6 +166,18 @@ def test_from_ready_to_finished() -> None:
         assert answer(watched.thread.state()).step == 6, "it still answers"
 
 
+def test_subnormal_numbers_count_as_zeros() -> None:
+    """A peer's matrices of them took 30 times as long to try as others, and its activations as long to train on."""
+    found = list[bool]()
+
+    def look() -> None:
+        found.append(bool((torch.full((1 << 16,), 2.0**-130) * 2.0**10).any()))
+
+    with begun(lambda: around_steps(small_replica(), look)) as watched:
+        watched.until(Finished)
+    assert found and not any(found)
+
+
 def test_a_resumed_phase_goes_on_in_its_middle() -> None:
     replica = small_replica()
     train(replica, 4)
