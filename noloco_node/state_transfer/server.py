@@ -189,7 +189,7 @@ class ReservedBytes:
         return self._policy.room_to_give(self.state_bytes, self._bytes)
 
     def has_room_for_sample(self) -> bool:
-        return self._policy.room_to_send(SAMPLE_BYTES + self._bytes)
+        return self._policy.room_to_give(SAMPLE_BYTES, self._bytes)
 
     @contextmanager
     def of(self, size_bytes: int) -> Iterator[Callable[[int], None]]:

@@ -538,6 +538,20 @@ async def test_the_days_upload_quota_holds_for_downloads_at_once(monkeypatch: py
 
 
 @in_virtual_time
+async def test_samples_leave_half_of_the_days_upload_for_swaps() -> None:
+    """Callers of three places took 15 MB a minute, and so all of it in hours."""
+    network = DonorNetwork()
+    service = await network.donor("donor", Owner(DATA), daily_upload=8 * server.SAMPLE_BYTES)
+    channel, sent = (await network.joining_node()).channel("donor"), 0
+    for _ in range(8):
+        with suppress(PeerFault):
+            await client.sample(channel, TERMS, [0] * wire.MAX_SAMPLE_BLOCKS, server.SAMPLE_BYTES)
+            sent += 1
+        await asyncio.sleep(server.SAMPLE_EVERY_S)
+    assert sent == 3 and service._pace.used.sent < 4 * server.SAMPLE_BYTES
+
+
+@in_virtual_time
 async def test_who_asks_for_a_fragment_that_does_not_exist_frees_no_quota() -> None:
     network = DonorNetwork()
     service = await network.donor("donor", Owner(DATA))
