@@ -69,11 +69,13 @@ def peer_id_of(public: bytes) -> str:
     return str(base58.b58encode(_ID_HEADER + public).decode())
 
 
-@lru_cache(maxsize=4096)  # a record has it in each of its addresses, and it takes 20 µs to decode
 def public_key(peer_id: str) -> bytes | None:
     """The key in a peer id; None where the text is none."""
-    if len(peer_id) != _ID_LETTERS:
-        return None
+    return _key_in(peer_id) if len(peer_id) == _ID_LETTERS else None  # a longer one, of a stranger, is not remembered
+
+
+@lru_cache(maxsize=4096)  # a record has it in each of its addresses, and it takes 20 µs to decode
+def _key_in(peer_id: str) -> bytes | None:
     try:
         raw: bytes = base58.b58decode(peer_id)
     except ValueError:

@@ -110,11 +110,13 @@ def signed_record(  # noqa: PLR0913
     return pb.SignedPresence(presence=body, signature=identity.sign(_SIGNED + body)).SerializeToString()
 
 
-@lru_cache(maxsize=2048)  # the same record comes back from several nodes, and a signature takes 0.1 ms to check
 def read(peer_id: str, record: bytes) -> pb.Presence | None:
     """The presence in a record; None where `peer_id` has not signed it."""
-    if len(record) > MAX_RECORD_BYTES or not is_peer_id(peer_id):
-        return None
+    return _read(peer_id, record) if len(record) <= MAX_RECORD_BYTES and is_peer_id(peer_id) else None
+
+
+@lru_cache(maxsize=2048)  # the same record comes back from several nodes, and a signature takes 0.1 ms to check
+def _read(peer_id: str, record: bytes) -> pb.Presence | None:
     try:
         signed = pb.SignedPresence.FromString(record)
         if not verify(peer_id, _SIGNED + signed.presence, signed.signature):

@@ -1,6 +1,7 @@
 """A node's key, its peer id, its signatures, and the names people see."""
 
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import base58
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from noloco_node.base import peer_names
 from noloco_node.base.identity import Identity, is_peer_id, verify
 from noloco_node.errors import UsageError
+from noloco_node.peers import record
 
 # RFC 8032, section 7.1, test 1: seed, public key, signature of the empty message.
 SEED = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
@@ -87,6 +89,19 @@ def test_an_id_has_one_spelling(tmp_path):
     for other in (f" {peer_id}", f"{peer_id}\n", peer_id[:-1], peer_id[:-1] + "0", f"1{peer_id}", peer_id.lower()):
         assert not is_peer_id(other)
     assert not is_peer_id(base58.b58encode(bytes.fromhex("002408001220") + PUBLIC).decode())  # an RSA type byte
+
+
+def test_a_long_id_or_record_of_a_stranger_is_not_kept(tmp_path):
+    """4096 ids of a MiB took 4 GB, as in requests that anybody may send, and 2048 records 128 MB."""
+    known = Identity.load_or_create(tmp_path / "key").peer_id
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            assert not is_peer_id(f"{number:08}" * 2**13)
+            assert record.read(known, f"{number:08}".encode() * 2**13) is None
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_names_are_stable_short_and_from_lists_without_bias():
