@@ -19,7 +19,7 @@ MAX_BODY_BYTES = 1 << 10
 """A request's meaning is in its head: a body is read and ignored."""
 
 _REQUEST_LINE = re.compile(r"([A-Z]{1,16}) (/[!-~]{0,2000}) HTTP/1\.([01])")
-_FIELD = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}):[ \t]*([\x21-\x7e\x80-\xff \t]*)")
+_FIELD = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}):([\x21-\x7e\x80-\xff \t]*)")
 _MAX_FIELDS = 64
 _ONCE = {"host", "origin", "authorization", "content-length", "connection"}
 _GUARDED = {
