@@ -256,14 +256,14 @@ class StateService(StateServicer):
         try:
             self._agreed(self._caller(context), wire.decode_state_request(request))
         except NolocoError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _code(error).reason)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self._code(error).reason)
         return pb.StateProgress(round=self._progress()[0])
 
     async def Sample(self, request: pb.SampleRequest, context: Any) -> pb.StateSample:  # noqa: N802
         try:
             sample = await self._sample(self._caller(context), self._place(context), request)
         except NolocoError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _code(error).reason)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self._code(error).reason)
         await self._pace.sending(sample.ByteSize())
         return sample
 
@@ -296,7 +296,7 @@ class StateService(StateServicer):
                         yield message
         except NolocoError as error:
             with taken():
-                yield wire.encode_state(wire.Refusal(_code(error)))
+                yield wire.encode_state(wire.Refusal(self._code(error)))
         finally:
             if ticket:
                 self._queue.leave(ticket)
@@ -304,6 +304,16 @@ class StateService(StateServicer):
     def _too_slow(self, ticket: Ticket) -> None:
         self._log("%s reads the state that it asked for too slowly", ticket.peer)
         self._queue.leave(ticket)
+
+    def _code(self, error: NolocoError) -> wire.Code:
+        """What the caller is told. What is its own fault is not logged for all to see: it could fill the log."""
+        (log.debug if isinstance(error, PeerFault) else self._log)("no state for a peer: %s", error)
+        match error:
+            case PeerRefused():
+                return wire.Code[error.reason.upper()]
+            case PeerFault():  # what came is no request
+                return wire.Code.INCOMPATIBLE
+        return wire.Code.LEAVING
 
     def _log(self, line: str, *args: object) -> None:
         log.log(logging.INFO if self._says() else logging.DEBUG, line, *args)
@@ -317,17 +327,6 @@ class StateService(StateServicer):
         if why := self._refuses_peer(peer, asked.admission):
             raise PeerRefused(why)
         return self._copies
-
-
-def _code(error: NolocoError) -> wire.Code:
-    """What the caller is told. What is its own fault is not logged for all to see: it could fill the log."""
-    log.log(logging.DEBUG if isinstance(error, PeerFault) else logging.INFO, "no state for a peer: %s", error)
-    match error:
-        case PeerRefused():
-            return wire.Code[error.reason.upper()]
-        case PeerFault():  # what came is no request
-            return wire.Code.INCOMPATIBLE
-    return wire.Code.LEAVING
 
 
 async def _answer(

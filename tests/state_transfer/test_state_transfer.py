@@ -18,7 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_clock import in_virtual_time
 
-from noloco_node.errors import Incompatible, PeerFault, PeerLost, PeerMisbehaved, PeerRefused, SwarmUnreachable
+from noloco_node.errors import (
+    Incompatible,
+    OutOfMemory,
+    PeerFault,
+    PeerLost,
+    PeerMisbehaved,
+    PeerRefused,
+    SwarmUnreachable,
+)
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.host.traffic import Traffic
 from noloco_node.state_transfer import choose_donor, client, copies, server, slow_donors
@@ -324,6 +332,23 @@ async def test_who_hangs_up_again_and_again_costs_one_copy_a_round_and_few_lines
         await asyncio.sleep(copies.SHARED_S + 1)
     assert len(owner.asked) == 1
     assert caplog.text.count("the state of round 12") == 20
+
+
+@in_virtual_time
+async def test_who_asks_again_and_again_where_there_is_no_memory_for_a_copy_fills_no_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    network, owner = DonorNetwork(), Owner(DATA, at_once=False)
+    await network.donor("donor", owner)
+    channel = (await network.joining_node()).channel("donor")
+    for _ in range(30):
+        asking = asyncio.create_task(fetch(channel, TERMS, Download(NUMBERS), Watcher()))
+        await asyncio.sleep(1)
+        owner.asked.pop().set_exception(OutOfMemory("there is no memory for a copy"))
+        with pytest.raises(PeerRefused, match="leaving"):
+            await asking
+    assert caplog.text.count("no memory") == 20
 
 
 @in_virtual_time
