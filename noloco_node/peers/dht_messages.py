@@ -90,11 +90,12 @@ def corrected(reply: Any) -> Any:
 
 
 def leave_out_records(reply: Any) -> None:
-    """Of our own reply to a look-up."""
+    """Of our own reply to a look-up; of one without records the neighbours."""
     for result in reply.results:
-        if result.type != _NOT_FOUND:
-            _clear(result)
-            result.expiration_time = LEFT_OUT
+        if result.type == _NOT_FOUND:
+            del result.nearest_node_ids[:], result.nearest_peer_ids[:]
+        _clear(result)
+        result.expiration_time = LEFT_OUT
 
 
 def are_left_out(reply: Any) -> bool:

@@ -89,7 +89,7 @@ class CheckedCalls:
                 dht_messages.check_request(request, context.remote_id)
                 place_of_caller.set(place)
                 reply = dht_messages.corrected(await handler(request, context))
-                if not self._traffic.may_answer(reply.ByteSize(), place):
+                if not self._traffic.may_answer(reply.ByteSize(), place) and asked == "FindRequest":
                     dht_messages.leave_out_records(reply)
                 return reply
             finally:

@@ -58,6 +58,23 @@ def test_answers_to_look_ups_take_half_of_the_upload_at_most(
     run_virtual(main())
 
 
+def test_small_answers_keep_no_swap_waiting(tmp_path: Path) -> None:
+    """Ten places that asked for what is nowhere had 130 kB/s of 64, and a swap waited for ten minutes."""
+
+    async def main() -> None:
+        traffic = allowance(tmp_path, max_upload=64_000.0).traffic
+        for _ in range(600):
+            for number in range(260):
+                traffic.may_answer(500, f"place {number % 10}")
+            await asyncio.sleep(1)
+        assert 0.95 * 32_000 * 600 < traffic.used.sent < 1.1 * 32_000 * 600
+        began = asyncio.get_running_loop().time()
+        await traffic.sending(100_000)
+        assert asyncio.get_running_loop().time() < began + 2
+
+    run_virtual(main())
+
+
 async def test_one_state_that_is_more_than_half_of_the_days_upload_may_be_given(tmp_path: Path) -> None:
     """Else a run of such nodes would let nobody in."""
     node = allowance(tmp_path, daily_upload=1000)

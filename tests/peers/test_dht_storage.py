@@ -276,7 +276,8 @@ async def test_what_a_place_may_fetch_together_is_bounded_in_bytes(clock):
     whole = dht_messages.written_bucket([(f"{n}", b"\xc5\x0f\xff" + bytes(4095), 1e9) for n in range(MAX_IN_BUCKET)])
 
     async def handler(request, context):
-        found = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=whole, nearest_node_ids=[bytes(20)])
+        kind = dht_pb2.FOUND_DICTIONARY if whole else dht_pb2.NOT_FOUND
+        found = dht_pb2.FindResult(type=kind, value=whole, nearest_node_ids=[bytes(20)])
         return dht_pb2.FindResponse(results=[found])
 
     calls, traffic, where = Calls(), Traffic(), "one place"
@@ -300,6 +301,10 @@ async def test_what_a_place_may_fetch_together_is_bounded_in_bytes(clock):
     where = "another place"
     assert await ask("other") == len(whole)
     assert 0 <= traffic.used.sent - sum(fetched) - len(whole) < 100 * fetched.count(len(whole)), "the day counts them"
+    traffic.may_answer = lambda *_: False
+    whole = b""
+    reply = await calls.handlers["DHTProtocol.rpc_find"](dht_pb2.FindRequest(), From("other"))
+    assert dht_messages.are_left_out(reply) and reply.ByteSize() < 64, "nor the neighbours where there are no records"
 
 
 def test_what_a_look_up_adds_to_an_answer_is_not_stored(share, identity):
