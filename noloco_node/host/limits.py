@@ -89,7 +89,7 @@ class Used:
     def plus(self, sent: int, received: int, day: str) -> "Used":
         """A new day, even an earlier one after the clock was set back, begins at 0."""
         used = self if day == self.day else Used(day)
-        return replace(used, sent=used.sent + sent, received=used.received + received)
+        return replace(used, sent=max(0, used.sent + sent), received=used.received + received)
 
 
 @dataclass(frozen=True, slots=True)

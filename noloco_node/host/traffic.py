@@ -62,7 +62,11 @@ class Traffic:
     async def sending(self, size_bytes: int) -> None:
         self._sent(size_bytes)
         if self._up and size_bytes > SMALL_BYTES:
-            await _sleep(self._up.wait_s(asyncio.get_running_loop().time()))
+            try:
+                await _sleep(self._up.wait_s(asyncio.get_running_loop().time()))
+            except asyncio.CancelledError:
+                self._sent(-size_bytes)  # it is not: else who asks and hangs up, again and again, has all others wait
+                raise
 
     def may_answer(self, size_bytes: int, place: str) -> bool:
         """Whether an answer to a look-up may go to a caller at this place; then it is counted."""

@@ -589,6 +589,21 @@ async def test_who_asks_for_a_fragment_that_does_not_exist_frees_no_quota() -> N
 
 
 @in_virtual_time
+async def test_who_hangs_up_while_its_state_waits_for_the_upload_has_nobody_wait() -> None:
+    """100 such calls in 10 s counted as 13 MB, and a swap waited for three minutes."""
+    network = DonorNetwork()
+    service = await network.donor("donor", Owner(DATA), max_upload=64_000.0)
+    channel = (await network.joining_node()).channel("donor")
+    for _ in range(100):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await fetch(channel, TERMS, Download(NUMBERS), Watcher())
+    began = asyncio.get_running_loop().time()
+    await service._pace.sending(CHUNK_BYTES)
+    assert asyncio.get_running_loop().time() < began + 10 and service._pace.used.sent < 1_000_000
+
+
+@in_virtual_time
 async def test_an_upload_obeys_its_limit() -> None:
     network = DonorNetwork()
     await network.donor("donor", Owner(DATA), max_upload=1e5)
