@@ -211,7 +211,10 @@ class ReservedBytes:
 class _Samples:
     """Who was sent a sample in the last minute."""
 
-    def __init__(self) -> None:
+    def __init__(self, upload_bytes_s: float | None = None) -> None:
+        """`upload_bytes_s`: what the volunteer allows, of which samples take a quarter at most: swaps wait for them."""
+        most = 15 * upload_bytes_s // SAMPLE_BYTES if upload_bytes_s else SAMPLES_A_MINUTE
+        self._a_minute = max(1, min(most, SAMPLES_A_MINUTE))
         self._sent: deque[tuple[float, str, str]] = deque()
 
     def may_have_one(self, peer: str, place: str, now: float) -> bool:
@@ -219,7 +222,7 @@ class _Samples:
             self._sent.popleft()
         lately = any(other == peer and at > now - SAMPLE_EVERY_S for at, other, _ in self._sent)
         of_place = sum(where == place for _, _, where in self._sent)
-        if lately or SAMPLES_OF_PLACE * of_place >= SAMPLES_A_MINUTE - len(self._sent):
+        if lately or SAMPLES_OF_PLACE * of_place >= self._a_minute - len(self._sent):
             return False
         self._sent.append((now, peer, place))
         return True
@@ -237,7 +240,7 @@ class StateService(StateServicer):
         policy: Policy,
     ) -> None:
         self._caller, self._place, self._progress = caller, place, progress
-        self._samples = _Samples()
+        self._samples = _Samples(policy.max_upload)
         self._pace = policy.traffic
         self._reserved = ReservedBytes(policy)
         self._terms: StateTerms | None = None

@@ -478,6 +478,13 @@ def test_one_place_leaves_samples_for_others() -> None:
     assert samples.may_have_one("another", "elsewhere", 10.0)
 
 
+@pytest.mark.parametrize(("upload_bytes_s", "most"), [(32_000.0, 1), (64_000.0, 3), (1e9, server.SAMPLES_A_MINUTE)])
+def test_samples_take_a_quarter_of_a_limited_upload(upload_bytes_s: float, most: int) -> None:
+    """One place had 87 kB/s of 64, and swaps waited behind."""
+    samples = server._Samples(upload_bytes_s)
+    assert sum(samples.may_have_one(f"peer{n}", f"place{n}", n / 100) for n in range(1000)) == most
+
+
 def test_three_places_leave_samples_for_a_fourth_one() -> None:
     """They had all that a donor sends in a minute."""
     samples = server._Samples()
