@@ -24,6 +24,7 @@ from noloco_node.host.policy import Policy
 from noloco_node.run.admission import Refuses, refuses_nobody
 from noloco_node.state_transfer.client import StateTerms
 from noloco_node.state_transfer.copies import StateCopies, StateOwner
+from noloco_node.state_transfer.cross_check import BLOCKS
 from noloco_node.transport import base
 from noloco_node.transport.base import taken
 from noloco_node.version import PROTOCOL
@@ -48,9 +49,9 @@ each of AT_ONCE seems slow, more of them then get a part at once."""
 MAX_SLOW = 8
 """So many read on. Beyond that, the place that has several of them gives one up; where none has, turns are kept."""
 SAMPLE_EVERY_S, SAMPLES_OF_PLACE, SAMPLES_A_MINUTE = 2.0, 2, 60
-"""How often one caller is sent blocks of the weights, and how often a minute all callers: 64 KiB a second at most where
-they ask for as many as our own newcomers do. A place has less than one in so many of those that are left: 20 where it
-is the only one. With a fixed 20, three places had all."""
+"""How often one caller is sent blocks of the weights, and how often a minute all callers, or in longer where the upload
+is limited: 64 KiB a second at most, as newcomers ask for BLOCKS, and who asks for more counts as several. A place has
+less than one in so many of those that are left: 20 where it is the only one. With a fixed 20, three places had all."""
 SAMPLE_BYTES = 4 * wire.MAX_SAMPLE_BLOCKS * wire.BLOCK
 
 log = logging.getLogger(__name__)
@@ -209,22 +210,23 @@ class ReservedBytes:
 
 
 class _Samples:
-    """Who was sent a sample in the last minute."""
+    """Who was sent a sample in the last minute, or longer: a larger one counts as several."""
 
     def __init__(self, upload_bytes_s: float | None = None) -> None:
         """`upload_bytes_s`: what the volunteer allows, of which samples take a quarter at most: swaps wait for them."""
-        most = 15 * upload_bytes_s // SAMPLE_BYTES if upload_bytes_s else SAMPLES_A_MINUTE
-        self._a_minute = max(1, min(most, SAMPLES_A_MINUTE))
+        of_all = 4 * wire.BLOCK * BLOCKS * SAMPLES_A_MINUTE
+        self._within_s = max(60.0, 4 * of_all / upload_bytes_s) if upload_bytes_s else 60.0
         self._sent: deque[tuple[float, str, str]] = deque()
 
-    def may_have_one(self, peer: str, place: str, now: float) -> bool:
-        while self._sent and self._sent[0][0] <= now - 60:
+    def may_have_one(self, peer: str, place: str, blocks: int, now: float) -> bool:
+        while self._sent and self._sent[0][0] <= now - self._within_s:
             self._sent.popleft()
         lately = any(other == peer and at > now - SAMPLE_EVERY_S for at, other, _ in self._sent)
-        of_place = sum(where == place for _, _, where in self._sent)
-        if lately or SAMPLES_OF_PLACE * of_place >= self._a_minute - len(self._sent):
+        of_place, more = sum(where == place for _, _, where in self._sent), -(-blocks // BLOCKS)
+        left = SAMPLES_A_MINUTE - len(self._sent) - (more - 1)
+        if lately or SAMPLES_OF_PLACE * (of_place + more - 1) >= left:
             return False
-        self._sent.append((now, peer, place))
+        self._sent.extend([(now, peer, place)] * more)
         return True
 
 
@@ -274,8 +276,8 @@ class StateService(StateServicer):
         """Raises PeerFault, and NolocoError where the training has ended."""
         asked = wire.decode_sample_request(request)
         copies = self._agreed(peer, asked)
-        now = asyncio.get_running_loop().time()
-        if not self._reserved.has_room_for_sample() or not self._samples.may_have_one(peer, place, now):
+        who = peer, place, len(asked.blocks), asyncio.get_running_loop().time()
+        if not self._reserved.has_room_for_sample() or not self._samples.may_have_one(*who):
             raise PeerRefused(wire.Code.BUSY.reason)
         round_, blocks = await asyncio.wrap_future(copies.owner.sample(asked.blocks))
         return wire.encode_sample(wire.StateSample(round_, self._progress()[1], blocks))

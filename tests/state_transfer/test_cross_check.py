@@ -24,7 +24,8 @@ from noloco_node.state_transfer import choose_donor, client, cross_check, server
 from noloco_node.state_transfer.catch_up import CatchUp
 from noloco_node.state_transfer.choose_donor import Wanted
 from noloco_node.state_transfer.client import LiveState, StateTerms
-from noloco_node.state_transfer.cross_check import distance, doubt, middle_round
+from noloco_node.state_transfer.cross_check import BLOCKS, distance, doubt, middle_round
+from noloco_node.wire import messages as wire
 from noloco_node.wire.peer_pb2_grpc import add_StateServicer_to_server
 
 PARAMETERS = 20_000
@@ -467,27 +468,31 @@ async def test_a_caller_that_asks_again_and_again_is_refused() -> None:
     answers = await asked(Owner(state(TRUTH)), *requests, wait_s=server.SAMPLE_EVERY_S / 3)
     assert [answer == "failed_precondition" for answer in answers] == [False, True, True, False, True]
     samples = server._Samples()
-    sent = [samples.may_have_one(f"peer{n}", f"place{n}", n / 100) for n in range(1000)]
+    sent = [samples.may_have_one(f"peer{n}", f"place{n}", BLOCKS, n / 100) for n in range(1000)]
     assert sum(sent) == server.SAMPLES_A_MINUTE
-    assert samples.may_have_one("another", "place1", 70.0)
+    assert samples.may_have_one("another", "place1", BLOCKS, 70.0)
 
 
 def test_one_place_leaves_samples_for_others() -> None:
     samples = server._Samples()
-    assert sum(samples.may_have_one(f"peer{n}", "here", n / 100) for n in range(1000)) == 20
-    assert samples.may_have_one("another", "elsewhere", 10.0)
+    assert sum(samples.may_have_one(f"peer{n}", "here", BLOCKS, n / 100) for n in range(1000)) == 20
+    assert samples.may_have_one("another", "elsewhere", BLOCKS, 10.0)
 
 
-@pytest.mark.parametrize(("upload_bytes_s", "most"), [(32_000.0, 1), (64_000.0, 3), (1e9, server.SAMPLES_A_MINUTE)])
-def test_samples_take_a_quarter_of_a_limited_upload(upload_bytes_s: float, most: int) -> None:
-    """One place had 87 kB/s of 64, and swaps waited behind."""
+@pytest.mark.parametrize("blocks", [1, BLOCKS, 4 * BLOCKS])
+@pytest.mark.parametrize("upload_bytes_s", [32_000.0, 64_000.0, 200_000.0, None])
+def test_samples_take_a_quarter_of_a_limited_upload(upload_bytes_s: float | None, blocks: int) -> None:
+    """One place had 87 kB/s of 64, and swaps waited behind. A newcomer finds some all the same."""
     samples = server._Samples(upload_bytes_s)
-    assert sum(samples.may_have_one(f"peer{n}", f"place{n}", n / 100) for n in range(1000)) == most
+    hour = [samples.may_have_one(f"peer{n}", f"place{n}", blocks, n) for n in range(3600)]
+    bytes_s = 4 * wire.BLOCK * blocks * sum(hour) / 3600
+    assert bytes_s <= (upload_bytes_s / 4 if upload_bytes_s else 1 << 16) * 1.1
+    assert sum(hour[:100]) >= 13, "at once"
 
 
 def test_three_places_leave_samples_for_a_fourth_one() -> None:
     """They had all that a donor sends in a minute."""
     samples = server._Samples()
     for n in range(1000):
-        samples.may_have_one(f"peer{n}", f"place{n % 3}", n / 100)
-    assert sum(samples.may_have_one(f"newcomer{n}", "elsewhere", 10.0) for n in range(9)) > 5
+        samples.may_have_one(f"peer{n}", f"place{n % 3}", BLOCKS, n / 100)
+    assert sum(samples.may_have_one(f"newcomer{n}", "elsewhere", BLOCKS, 10.0) for n in range(9)) > 5
