@@ -212,12 +212,15 @@ class Swarm:
 
     # ---- the node's thread ----
     def _run(self) -> None:
+        from noloco_node.cli.daemon import report
         from noloco_node.cli.parser import parse
 
         try:
             verb, given = parse(self._words)
             verb(given, self._train)  # type: ignore[call-arg]
         except BaseException as error:  # noqa: BLE001 - it is the loop's to see
+            for line in vars(error).pop("__notes__", ()):  # where the loop itself fails, nobody sees this error
+                report(line)
             self._fault = error if isinstance(error, Exception) else NolocoError(f"the node ended: {error!r}")
         finally:
             self._turns.end()

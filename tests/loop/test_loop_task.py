@@ -20,7 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from noloco_node.errors import NolocoError, NonFinite, OutOfMemory, UsageError
+from noloco_node.checkpoints import checkpoint
+from noloco_node.errors import DiskFull, NolocoError, NonFinite, OutOfMemory, UsageError
 from noloco_node.loop.swarm import Swarm, _flags, join, start
 from noloco_node.loop.task import Loop, Trained
 from noloco_node.loop.turns import Turns
@@ -338,6 +339,34 @@ def test_signals_are_given_back_by_the_swarm_that_took_them(tmp_path: Path) -> N
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.timeout(300)
+def test_what_was_lost_is_said_where_the_script_fails_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script's own error is raised then, and nobody sees the node's."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise DiskFull("the disk is full")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    (tmp_path / "run.toml").write_text(
+        'name = "mine"\nmodel = { task = "mine" }\ninner = { steps = 1, batch_tokens = 16 }\n'
+    )
+    made = small()
+    swarm = start(
+        tmp_path / "run.toml",
+        made,
+        torch.optim.SGD(made.parameters(), lr=0.1),
+        home=tmp_path / "home",
+        listen="/ip4/127.0.0.1/tcp/0",
+    )
+    with pytest.raises(ZeroDivisionError), swarm:
+        for _ in range(3):
+            swarm.step(1.0)
+        raise ZeroDivisionError
+    assert "what was trained is lost (the disk is full)" in capsys.readouterr().out
 
 
 @pytest.mark.timeout(300)
