@@ -38,6 +38,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+def _begin_thread() -> None:
+    torch.set_num_threads(1)  # training needs the cores
+    torch.set_flush_denormal(True)  # what a partner sends may be such numbers; the training thread does it, too
+
+
 class CodecThread:
     """Codes and decodes fragments for all open offers."""
 
@@ -56,7 +61,7 @@ class CodecThread:
         """The round of the last offer for whose beginning a GPU had no memory."""
         self.waiting: dict[int, list[Future[None]]] = {}
         """For verdicts, by the round of their offer."""
-        self._executor = ThreadPoolExecutor(1, "codec", torch.set_num_threads, (1,))  # training needs the cores
+        self._executor = ThreadPoolExecutor(1, "codec", _begin_thread)
 
     def do(self, round: int, work: Callable[[], T]) -> "Future[T]":
         """For the offer of a round: NonFinite where it is void."""

@@ -399,7 +399,7 @@ class Replica:
 
     def losses(self, *, own: bool = True) -> Losses:
         """At the present θ."""
-        if not own or not self._own_examples:  # a loop's examples are not the node's
+        if not own or not self._own_examples:  # a loop and a stage show it none
             return Losses(self._gradients.evaluate(tries=True))
         with self._gradients.evaluating():  # to copy the weights to bf16 takes a CPU as long as a short example
             return Losses(self._gradients.evaluate(tries=True), self._gradients.loss(self._own_examples))

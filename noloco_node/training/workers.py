@@ -279,6 +279,7 @@ class _Worker:
     def __init__(self, connection: Connection, setup: _Setup) -> None:
         self._connection, run = connection, setup.manifest
         torch.set_num_threads(setup.threads)
+        torch.set_flush_denormal(True)  # as in the node itself
         torch.manual_seed(setup.seed)
         self._device = torch.device(setup.devices[setup.rank])
         if self._device.type == "cuda":

@@ -224,6 +224,8 @@ def test_who_evaluates_measures_with_what_the_first_stage_sent_last() -> None:
     plain.module.load_state_dict(whole(run, nodes).state_dict())
     assert first == pytest.approx(plain.evaluate(), abs=1e-5)
     assert nodes[1].replica.evaluate() == pytest.approx(first, abs=1e-6)
+    nodes[1].replica.fetch()
+    assert not nodes[1].replica.losses().own_counts, "its batch comes in parts, later: there are no examples of its own"
     assert [node.replica.state().measured_on for node in nodes] == [plain.state().measured_on, None], "whose data it is"
 
 

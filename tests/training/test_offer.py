@@ -49,6 +49,13 @@ def swapped(offers: list[Offer], index: int) -> tuple[Tensor, float]:
     return offers[0]._corrections[index].here, offers[0].stats().result(DEADLINE_S).missed_share
 
 
+def test_subnormal_numbers_count_as_zeros() -> None:
+    """They take a CPU many times as long. So it is whatever thread begins this one."""
+    with nodes("fp32") as (thread, _):
+        found = thread.do(0, lambda: float(torch.full((8,), 2.0**-130).mul(2.0**10).sum()))
+        assert found.result(DEADLINE_S) == 0
+
+
 @pytest.mark.parametrize("name", ["lattice:3", "lattice:4"])
 @pytest.mark.parametrize("few", [BLOCKS, 4], ids=["none of a fragment", "few blocks of all"])
 def test_a_side_may_have_moved_none_of_the_rows_that_the_other_moved(name: str, few: int) -> None:
