@@ -23,6 +23,15 @@ def fails(real_nodes: RealNodes, *words: str) -> tuple[int, str]:
     return done.returncode, lines[0]
 
 
+def test_a_bootstrap_that_refuses(real_nodes: RealNodes) -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))  # and does not listen
+        port = s.getsockname()[1]
+        code, sentence = fails(real_nodes, "join", "--bootstrap", f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
+    assert code == 10
+    assert f"127.0.0.1:{port}" in sentence
+
+
 def test_a_bootstrap_that_is_somebody_else(real_nodes: RealNodes) -> None:
     """Something listens there, but it is no libp2p node."""
     with socket.socket() as s:

@@ -117,6 +117,11 @@ def test_an_unknown_refusal_is_still_a_no() -> None:
     assert wire.decode(message) == wire.Refusal(wire.Code.BUSY)
 
 
+def test_unknown_fields_of_a_newer_node_are_passed_over() -> None:
+    message = wire.encode(wire.Ack(5, 0.5)).SerializeToString() + b"\xfa\x7f\x01a"
+    assert wire.decode(pb.SwapFrame.FromString(message)) == wire.Ack(5, 0.5)
+
+
 @pytest.mark.parametrize("part", ["3200", "32000a0012001a00", "2a020801", "7b7c"])
 def test_a_frame_of_very_many_fields_is_refused_before_it_is_read(part: str) -> None:
     """It took a second, and a partner may send one after the other."""
