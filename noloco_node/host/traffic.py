@@ -54,6 +54,7 @@ class Traffic:
         self._day = day
         self._answers = answers_bytes_s and TokenBucket(answers_bytes_s, SAVED_S)
         self._to_places: dict[str, TokenBucket] = {}
+        self._gives = asyncio.Lock()
 
     @property
     def used(self) -> Used:
@@ -67,6 +68,12 @@ class Traffic:
             except asyncio.CancelledError:
                 self._sent(-size_bytes)  # it is not: else who asks and hangs up, again and again, has all others wait
                 raise
+
+    async def giving(self, size_bytes: int) -> None:
+        """The same, of what newcomers are given: one after the other. So a swap has every second turn, however many
+        they are; beside twelve downloads it had a twenty-fifth of the upload."""
+        async with self._gives:
+            await self.sending(size_bytes)
 
     def may_answer(self, size_bytes: int, place: str) -> bool:
         """Whether an answer to a look-up may go to a caller at this place; then it is counted."""

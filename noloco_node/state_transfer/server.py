@@ -269,7 +269,7 @@ class StateService(StateServicer):
             sample = await self._sample(self._caller(context), self._place(context), request)
         except NolocoError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self._code(error).reason)
-        await self._pace.sending(sample.ByteSize())
+        await self._pace.giving(sample.ByteSize())
         return sample
 
     async def _sample(self, peer: str, place: str, request: pb.SampleRequest) -> pb.StateSample:
@@ -296,7 +296,7 @@ class StateService(StateServicer):
             async with aclosing(_answer(asked, copies, ticket, self._reserved, self._log)) as frames:
                 async for frame in frames:
                     message = wire.encode_state(frame)
-                    await self._pace.sending(message.ByteSize())
+                    await self._pace.giving(message.ByteSize())
                     with reader.taking(message.ByteSize()):
                         yield message
         except NolocoError as error:

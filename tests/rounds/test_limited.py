@@ -14,6 +14,7 @@ from noloco_node.host.traffic import SMALL_BYTES, Traffic
 from noloco_node.rounds.link import ALIVE_S
 from noloco_node.rounds.pieces import LARGE_PIECE_BYTES, PIECE_BYTES
 from noloco_node.rounds.swap import FRAME_S
+from noloco_node.wire.state_format import CHUNK_BYTES
 
 RATE = 32_000.0
 FRAGMENT_BYTES = 1_000_000
@@ -63,6 +64,27 @@ def test_streams_share_one_rate() -> None:
         before = loop.time()
         await traffic.sending(SMALL_BYTES)
         assert loop.time() == before, "an acknowledgement waits for nothing"
+
+    run_virtual(main())
+
+
+def test_downloads_leave_a_swap_its_turns_however_many_they_are() -> None:
+    """Beside twelve its pieces came every 26 s, which no partner waits for."""
+
+    async def main() -> None:
+        traffic, loop = Traffic(upload_bytes_s=2 * RATE, day=day), asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as downloads:
+            given = [downloads.create_task(download(traffic)) for _ in range(12)]
+            for _ in range(10):
+                began = loop.time()
+                await traffic.sending(PIECE_BYTES)
+                assert loop.time() - began <= (CHUNK_BYTES + PIECE_BYTES) / (2 * RATE) + 1
+            for each in given:
+                each.cancel()
+
+    async def download(traffic: Traffic) -> None:
+        while True:
+            await traffic.giving(CHUNK_BYTES)
 
     run_virtual(main())
 
