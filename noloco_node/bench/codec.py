@@ -12,6 +12,7 @@ from torch import Tensor
 
 from noloco_node.bench import Say, cost, replica_pairs
 from noloco_node.bench.replica_pairs import PairMeeting, Side
+from noloco_node.core import kernels
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import Codec, CodecStats, carry
 
@@ -40,6 +41,8 @@ class Row:
 
 def run(parameters: int, devices: Sequence[str], names: Sequence[str], quick: bool, say: Say) -> Iterator[Row]:
     """`devices`: of cpu and cuda. `quick`: with replicas that hardly trained."""
+    for device in devices:
+        kernels.for_device(device)  # now: an interruption within an import ends a program at once, without its rows
     plan = (replica_pairs.QUICK_PLAN, replica_pairs.QUICK_STEPS) if quick else ()
     meetings = replica_pairs.meetings(say, *plan)
     near = next(met for met in reversed(meetings) if met.apart_rounds == 1)

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.units import NOTHING, size, span
 from noloco_node.base.validation import did_you_mean
@@ -73,27 +73,38 @@ def _print_finding(finding: "Finding") -> None:
 
 
 # ---- files ----
+def _show_of(home: Home, args: argparse.Namespace, document: dict[str, Any], *lines: str) -> int:
+    """And that the home does not exist: the user may have mistyped it."""
+    code = show(args, document, *lines)
+    if not home.root.exists():
+        print(f"{home.root} does not exist: this is what a new home there has", file=sys.stderr)
+    return code
+
+
 def paths(args: argparse.Namespace) -> int:
     from noloco_node.host.paths import inventory
 
-    items, lines = list(inventory(home_of(args))), list[str]()
+    home, lines = home_of(args), list[str]()
+    items = list(inventory(home))
     for run_id, of_run in groupby(items, lambda item: item.run_id):
         lines += [f"run {run_id}"] if run_id else []
         lines += [f"{item.what:<14}  {size(item.bytes):>8}  {item.path}" for item in of_run]
-    return show(args, {"paths": [{**asdict(item), "path": str(item.path)} for item in items]}, *lines)
+    return _show_of(home, args, {"paths": [{**asdict(item), "path": str(item.path)} for item in items]}, *lines)
 
 
 def runs(args: argparse.Namespace) -> int:
     from noloco_node.checkpoints import kept_runs
 
     home = home_of(args)
-    there = kept_runs.kept(home, asyncio.run(_held(home)))
+    held = asyncio.run(_held(home))
+    there = kept_runs.kept(home, held)
     removed = kept_runs.remove(home, there, args.remove) if args.remove else []
     lines = [f"removed {run.label}, {size(run.bytes)}" for run in removed]
     if not args.remove:
-        lines = [*map(_run_line, there)] or [f"no run in {home.root} yet: join one with its invitation"]
+        none = "its node has not begun one" if held is not None else "join one with its invitation"
+        lines = [*map(_run_line, there)] or [f"no run in {home.root} yet: {none}"]
     left = [run for run in there if run not in removed]
-    return show(args, {"runs": left, "removed": [run.run_id for run in removed]}, *lines)
+    return _show_of(home, args, {"runs": left, "removed": [run.run_id for run in removed]}, *lines)
 
 
 async def _held(home: Home) -> str | None:
@@ -107,7 +118,8 @@ async def _held(home: Home) -> str | None:
 
 
 def _run_line(run: "KeptRun") -> str:
-    state = "running" if run.running else "finished" if run.finished else "not finished"
+    state = ("finished" if run.finished else "not finished") + (", its node still runs" if run.running else "")
+    state = "running" if run.running and not run.finished else state
     saved = f"saved {span(time.time() - run.saved_at)} ago" if run.saved_at else "not saved yet"
     done = f"round {run.round} of {run.rounds or NOTHING}"
     return f"{run.run_id[:12]}  {run.label:<24}  {done:<22}  {saved:<22}  {size(run.bytes):>8}  {state}" + (
@@ -123,7 +135,7 @@ def bugreport(args: argparse.Namespace) -> int:
     contents = {"versions.txt": _versions(), **asyncio.run(_views(home)), "doctor.json": _doctor(home)}
     report.write(to, {**contents, **report.files(home)}, report.mask(home, os.environ))
     wrote = f"wrote {to}: keys and tokens are left out, addresses masked. Read it before you send it"
-    return show(args, {"file": str(whole_path(str(to))), "bytes": to.stat().st_size}, wrote)
+    return _show_of(home, args, {"file": str(whole_path(str(to))), "bytes": to.stat().st_size}, wrote)
 
 
 def _versions() -> str:
@@ -164,10 +176,8 @@ def _doctor(home: Home) -> str:
 def settings(args: argparse.Namespace) -> int:
     home = home_of(args)
     found = config.explained(home, os.environ)
-    if not home.root.exists():
-        print(f"{home.root} does not exist yet: these are the settings of a new home there", file=sys.stderr)
     lines = (f"{setting.name:<22}  {setting.origin:<11}  {_written(setting.value)}" for setting in found)
-    return show(args, {"settings": found}, *lines)
+    return _show_of(home, args, {"settings": found}, *lines)
 
 
 def _written(value: object) -> str:

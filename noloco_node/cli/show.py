@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import shutil
+import sys
 import time
 from contextlib import suppress
 
@@ -63,7 +64,11 @@ def identity(args: argparse.Namespace) -> int:
     from noloco_node.base.identity import Identity
     from noloco_node.base.peer_names import name_of
 
-    home = home_of(args).create()
-    peer_id = Identity.load_or_create(home.identity).peer_id
+    home = home_of(args)
+    is_new = not home.identity.exists()
+    peer_id = Identity.load_or_create(home.create().identity).peer_id
     lines = f"peer id  {peer_id}", f"name     {name_of(peer_id)}", f"home     {home.root}"
-    return show(args, {"peer_id": peer_id, "name": name_of(peer_id), "home": str(home.root)}, *lines)
+    code = show(args, {"peer_id": peer_id, "name": name_of(peer_id), "home": str(home.root)}, *lines)
+    if is_new:  # the user may have mistyped the home
+        print(f"{home.root} had no identity: this is a new one", file=sys.stderr)
+    return code

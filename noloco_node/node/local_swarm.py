@@ -238,10 +238,23 @@ async def opened(keep: Path | None, command: Sequence[str], environ: Mapping[str
             await swarm.close()
             if keep:
                 sockets = shutil.ignore_patterns("*.sock")
-                with atomic_files.writing(keep, _ELSEWHERE):
-                    shutil.copytree(runtime.path, keep, ignore=sockets, copy_function=_copy, dirs_exist_ok=True)
+                try:
+                    with atomic_files.writing(keep, _ELSEWHERE):
+                        shutil.copytree(runtime.path, keep, ignore=sockets, copy_function=_copy, dirs_exist_ok=True)
+                except NolocoError:
+                    _remove_copies(runtime.path, keep)
+                    raise
         finally:
             await runtime.close()
+
+
+def _remove_copies(of: Path, there: Path) -> None:
+    """It was empty before. What stayed would fill a disk that is full, and the next swarm would refuse the folder."""
+    for copy in (there / path.name for path in of.iterdir()):
+        if copy.is_dir():
+            shutil.rmtree(copy, ignore_errors=True)
+        else:
+            copy.unlink(missing_ok=True)
 
 
 def _copy(file: str, to: str) -> None:

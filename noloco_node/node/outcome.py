@@ -20,12 +20,13 @@ def lines(
     reached = max(view.round, saved or 0)  # a phase may end while a node leaves: after its last event, before it saves
     is_over = reached >= rounds
     yield f"{'finished' if is_over else 'left'} {view.run} at round {reached} of {rounds}{_trained(view)}"
-    if kept is None or saved is None:
-        yield "no checkpoint was written: what was trained is lost" + (
-            f" ({view.last_error})" if view.last_error else ""
-        )
+    last = kept.resumed_round if kept and saved is None else saved
+    if saved is None:
+        since, why = "" if last is None else f" since round {last}", f" ({view.last_error})" if view.last_error else ""
+        yield f"no checkpoint was written: what was trained{since} is lost{why}"
+    if kept is None or last is None:
         return
-    yield f"its checkpoint of round {saved} ({size(kept.bytes)}): {home.run(view.run_id) / 'checkpoints'}"
+    yield f"its checkpoint of round {last} ({size(kept.bytes)}): {home.run(view.run_id) / 'checkpoints'}"
     if not is_over:
         yield f"to go on: {'run the script again' if is_loop else f'noloco-node join{_which(home)}'}"
     yield from to_use(home, view.run, task, of_a_stage=view.stage is not None)

@@ -94,7 +94,7 @@ class OwnStage:
         if run.stages is None:
             for name in ("stage", "in_flight"):
                 if (value := getattr(self._config, name)) is not None:
-                    self._report(f"the run is not cut into stages: {name} {value}, as set, is not used")
+                    self._report(f"warning: the run is not cut into stages: {name} {value}, as set, is not used")
             return
         config, folder = replace(self._config, stage=self._takes or self._config.stage), self._folder(run)
         self.at = await which_stage.choose(look, run.stages.count, config, folder)

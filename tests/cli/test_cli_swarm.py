@@ -127,6 +127,7 @@ def test_where_the_disk_is_full_the_report_is_not_lost(swarm, tmp_path):
     assert [node["exit_code"] for node in document["nodes"]] == [0, 0]
     assert document["error"] == {"code": 20, "sentence": err.splitlines()[-1]}
     assert re.search(r"cannot write .*kept/run.toml", err)
+    assert not list((tmp_path / "kept").iterdir()), "what was copied would fill the disk"
 
 
 def test_a_folder_that_holds_something_is_not_written_to(swarm, tmp_path):

@@ -506,14 +506,14 @@ def test_config_shows_what_join_alone_would_use(home, address, monkeypatch, caps
     assert {"name": "max_upload", "value": "5MB", "origin": "remembered"} in settings
 
 
-def test_config_of_a_home_that_does_not_exist_says_so(tmp_path, capsys):
+@pytest.mark.parametrize("verb", ["config", "paths", "runs"])
+def test_a_home_that_does_not_exist_is_named(verb, tmp_path, capsys):
     there, mistyped = tmp_path / "there", tmp_path / "their"
     there.mkdir()
-    for home, said in ((there, ""), (mistyped, f"{mistyped} does not exist yet: these are the settings of a new")):
-        assert main(["config", "--home", str(home), "--json"]) == 0
+    for home, said in ((there, ""), (mistyped, f"{mistyped} does not exist: this is what a new home there has\n")):
+        assert main([verb, "--home", str(home), "--json"]) == 0
         printed = capsys.readouterr()
-        assert printed.err.startswith(said) and bool(printed.err) == bool(said)
-        assert json.loads(printed.out)["settings"]
+        assert printed.err == said and json.loads(printed.out)
     assert not mistyped.exists()
 
 

@@ -228,6 +228,19 @@ def test_in_a_pipe(home: PretendHome) -> None:
         assert process.wait(60) == 0
 
 
+def test_in_a_pipe_it_ends_with_a_node_whose_work_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script waited there for ever."""
+    monkeypatch.setenv("DONE", "1")
+    done = PretendHome(tmp_path / "home")
+    done.live()
+    words = [*PROGRAM, "top", "--home", str(done.home.root), "--interval", "0.2"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}) as top:
+        assert "round 41 of 41" in top.stdout.readline()
+        done.die()
+        assert top.wait(60) == 0
+        assert top.stdout.read().endswith("the work is done and the node has ended\n")
+
+
 def test_once(home: PretendHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("LINES", "30")

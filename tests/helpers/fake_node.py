@@ -131,7 +131,8 @@ class FakeNode:
 
 
 async def live(home: Home, saved: Path | None) -> None:
-    node = FakeNode(replace(STATUS, checkpoint=Checkpoints(1) if "TRAINED" in os.environ else None), saved=saved)
+    shown = replace(STATUS, checkpoint=Checkpoints(1) if "TRAINED" in os.environ else None)
+    node = FakeNode(replace(shown, rounds_target=shown.round) if "DONE" in os.environ else shown, saved=saved)
     socket_server._GRACE_S = 60.0  # it leaves at once, and its answer must still come on a busy machine
     with home.create().lock():
         async with socket_server.serving(home, node):

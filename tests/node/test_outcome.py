@@ -67,6 +67,13 @@ def test_what_was_not_saved_is_no_advice(home: Home) -> None:
     ]
 
 
+def test_where_only_the_checkpoint_of_before_is_there_it_is_named(home: Home) -> None:
+    lost = replace(DONE, checkpoint=Checkpoints(12_600_000, resumed_round=20), last_error="disk full: free some")
+    _, since, kept, *advice = outcome.lines(lost, 100, home)
+    assert since == "no checkpoint was written: what was trained since round 20 is lost (disk full: free some)"
+    assert kept.startswith("its checkpoint of round 20 (12.6 MB)") and advice
+
+
 def test_a_node_that_did_no_round_of_its_own_says_what_it_has(home: Home) -> None:
     """It took the state of a peer that is at the end of the run."""
     unchanged = replace(SAVED, loss=None, loss_first=None, rounds=Rounds())

@@ -67,7 +67,7 @@ def test_a_run_that_is_not_cut_says_that_no_stage_is_held(tmp_path: Path) -> Non
     run: Any = SimpleNamespace(stages=None)
     asyncio.run(made.choose(run, look=None))  # type: ignore[arg-type]
     assert made.at is None and said == [
-        f"the run is not cut into stages: {what}, as set, is not used" for what in ("stage 2", "in_flight 4")
+        f"warning: the run is not cut into stages: {what}, as set, is not used" for what in ("stage 2", "in_flight 4")
     ]
 
 

@@ -227,7 +227,7 @@ def test_a_node_that_ended_after_its_last_round_has_finished():
     assert "the work is done, and the node ended 1.0 s ago: `noloco-node export` takes the model out" in text
     mode = LineMode()
     mode.lines(picture, 0.0)
-    assert mode.lines(done, 1.0) == ["the work is done and the node has ended: waiting for another one"]
+    assert mode.lines(done, 1.0) == ["the work is done and the node has ended"]
 
 
 def test_the_last_values_of_a_node_that_is_gone_stay():

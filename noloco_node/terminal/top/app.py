@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from noloco_node.checkpoints import listing
 from noloco_node.control.socket_client import ControlClient
@@ -113,16 +114,24 @@ class Session:
         return f"{view.name} is {view.state}"
 
 
+class _Over(Exception):
+    pass
+
+
 async def as_lines(home: Home, every_s: float, write: Callable[[str], None]) -> None:
-    """For a pipe or a terminal without a screen: until it is cancelled, or the pipe is closed."""
+    """For a pipe or a terminal without a screen: until the node has ended with its work done, it is cancelled, or the
+    pipe is closed."""
     mode = LineMode()
 
     def say() -> None:
         if poller.picture:
             for line in mode.lines(poller.picture, time.monotonic()):
                 write(f"{time.strftime('%H:%M:%S')}  {line}")
+            if poller.picture.is_over:
+                raise _Over
 
     poller = Poller(home, every_s, say)
     await poller.first()
-    say()
-    await poller.keep()
+    with suppress(_Over):
+        say()
+        await poller.keep()

@@ -14,7 +14,7 @@ from noloco_node.views.status import Health, StatusView
 SILENT_S = 10.0
 """The longest time without a line."""
 _FIGURE = re.compile(r"\s*\d[\d.]*( (d|h|min|s|ms)\b)?")
-_FINISHED = "the work is done and the node has ended: waiting for another one"
+_FINISHED = "the work is done and the node has ended"
 
 
 class LineMode:

@@ -63,7 +63,7 @@ const waits = (status, otherwise) => (status.waiting_for ? `It waits for ${statu
 const NOTES = [
   [({ status, answers }) => status.state === "finished" || (!answers && isOver(status)), "Finished", ({ status, answers, since }) =>
     [`Round ${whole(status.round)}, the last one, is done`, status.eval_loss === null ? "" : `: held-out loss ${loss(status.eval_loss_first)} → ${loss(status.eval_loss)}`,
-      answers ? "." : `. The node has ended; this page shows its last state, of ${clock(since)}.`, " This command writes the model as a Hugging Face folder:"].join(""), () => "noloco-node export --to my-model"],
+      answers ? "." : `. The node has ended; this page shows its last state, of ${clock(since)}.`, " This command writes the model as a Hugging Face folder (with --home, if the node was given one):"].join(""), () => "noloco-node export --to my-model"],
   [({ answers }) => !answers],
   [({ status }) => status.state === "rendezvous", "A rendezvous", () => "This node does not train: it helps others find each other. Join a run that it knows with this line:", ({ status }) => status.join],
   [({ status }) => status.state === "starting", "Starting", ({ status }) => waits(status, "It is about to join its run.")],
