@@ -118,8 +118,10 @@ async def _held(home: Home) -> str | None:
 
 
 def _run_line(run: "KeptRun") -> str:
-    state = ("finished" if run.finished else "not finished") + (", its node still runs" if run.running else "")
-    state = "running" if run.running and not run.finished else state
+    if run.finished:
+        state = "finished, its node still runs" if run.running else "finished"
+    else:
+        state = "running" if run.running else "not finished"
     saved = f"saved {span(time.time() - run.saved_at)} ago" if run.saved_at else "not saved yet"
     done = f"round {run.round} of {run.rounds or NOTHING}"
     return f"{run.run_id[:12]}  {run.label:<24}  {done:<22}  {saved:<22}  {size(run.bytes):>8}  {state}" + (

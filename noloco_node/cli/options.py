@@ -9,14 +9,17 @@ import json
 import math
 import os
 import re
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from noloco_node.base.validation import shown
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
     from noloco_node.host.home import Home
+
+T = TypeVar("T")
 
 Options = argparse.ArgumentParser | argparse._ArgumentGroup
 
@@ -62,6 +65,21 @@ def print_json(found: Any) -> None:
     from noloco_node.views.documents import SCHEMA, plain
 
     print(json.dumps({"schema": SCHEMA, **plain(found)}, indent=2))
+
+
+def gathered(found: Iterable[T], show: Callable[[list[T]], None]) -> list[T]:
+    """All that is found, shown. Where one fails, or the user interrupts it, those before are: hours may be behind
+    them."""
+    there: list[T] = []
+    try:
+        for each in found:
+            there.append(each)  # one by one, as the next may fail
+    except BaseException:
+        if there:
+            show(there)
+        raise
+    show(there)
+    return there
 
 
 def show(args: argparse.Namespace, document: dict[str, Any], *lines: str) -> int:

@@ -117,9 +117,8 @@ def parse(args: Sequence[str]) -> tuple[Function, argparse.Namespace]:
     flags = _flags(made)
     for word in takewhile("--".__ne__, args[1:]):
         flag, has_value, value = word.partition("=")
-        if flag.startswith("-") and f"-{flag}" in flags:
-            raise UsageError(f"{name} does not know {flag!r}, did you mean -{flag}?")
-        if flag.startswith("--") and flag not in flags:  # before its value is taken for something else
+        is_long = flag.startswith("--") or f"-{flag}" in flags
+        if is_long and flag not in flags:  # before its value is taken for something else
             raise UsageError(f"{name} does not know {flag!r}{_instead(name, flag, flags)}")
         if flag in flags and has_value and flags[flag].nargs == 0:
             raise UsageError(f"{flag} takes no value, not {shown(value)}: type {listed(flags[flag].option_strings)}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from noloco_node.base import plots
 from noloco_node.base.units import span
 from noloco_node.base.validation import did_you_mean, explain
-from noloco_node.cli.options import as_json, option, print_json, verb
+from noloco_node.cli.options import as_json, gathered, option, print_json, verb
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
@@ -179,22 +179,10 @@ def _run_training(args: argparse.Namespace) -> int:
             parts.append(f"best: {best}")
         _show(args, report.comparison_document(settings, curves, found), *parts)
 
-    curves = _shown(_trained(ways, choices, seeds, args.threads), show)
+    curves = gathered(_trained(ways, choices, seeds, args.threads), show)
     if args.plot is not None:
         report.plot_comparison(settings, curves, args.plot)
     return 0
-
-
-def _shown(trained: "Iterator[Curve]", show: "Callable[[Sequence[Curve]], None]") -> "list[Curve]":
-    """Where one fails, or the user interrupts it, those before it are shown: hours may be behind them."""
-    curves: list[Curve] = []
-    try:
-        for curve in trained:
-            curves.append(curve)
-    finally:
-        if curves:
-            show(curves)
-    return curves
 
 
 def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Sequence[int]) -> int:
@@ -227,7 +215,7 @@ def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Seq
         timed = wallclock.timed(curves, ways, large)
         _show(args, report.clock_document(settings, curves, large, timed), report.clock_table(large, timed))
 
-    _shown(trained(), show)
+    gathered(trained(), show)
     return 0
 
 
@@ -250,7 +238,7 @@ def _run_attacks(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: S
         table = report.attack_table(list(zip(ways.values(), found, strict=False)))  # not all, where it is interrupted
         _show(args, report.comparison_document(plain, curves, found), table)
 
-    _shown(_trained(ways, choices, seeds, args.threads), show)
+    gathered(_trained(ways, choices, seeds, args.threads), show)
     return 0
 
 

@@ -1,13 +1,13 @@
 """What the benches beside rivals share: options, and the rows as a table, as JSON and as a plot."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from noloco_node.base import plots
-from noloco_node.cli.options import as_json, option, print_json, whole_number
+from noloco_node.cli.options import as_json, gathered, option, print_json, whole_number
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,20 +42,14 @@ def names(text: str | None, flag: str, known: Sequence[str]) -> list[str]:
 
 
 def measured(run: "Callable[[Progress], Iterable[R]]", show: Callable[[list[R]], None]) -> list[R]:
-    """All rows of a bench, shown. Where it fails or is interrupted, those before are: an hour may be behind them."""
+    """All rows of a bench, or those before a failure, shown when the line of progress is gone."""
     from noloco_node.terminal.progress import Progress
 
-    rows: list[R] = []
-    try:
+    def rows() -> Iterator[R]:
         with Progress() as say:
-            for row in run(say):
-                rows.append(row)  # one by one, as the next may fail
-    except BaseException:
-        if rows:
-            show(rows)
-        raise
-    show(rows)
-    return rows
+            yield from run(say)
+
+    return gathered(rows(), show)
 
 
 def show(args: argparse.Namespace, cells: Cells, rows: "Sequence[Row]", **more: Any) -> None:
