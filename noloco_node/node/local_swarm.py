@@ -251,10 +251,9 @@ async def opened(keep: Path | None, command: Sequence[str], environ: Mapping[str
 def _remove_copies(of: Path, there: Path) -> None:
     """It was empty before. What stayed would fill a disk that is full, and the next swarm would refuse the folder."""
     for copy in (there / path.name for path in of.iterdir()):
-        if copy.is_dir():
-            shutil.rmtree(copy, ignore_errors=True)
-        else:
-            copy.unlink(missing_ok=True)
+        shutil.rmtree(copy, ignore_errors=True)
+        with suppress(OSError):  # a folder, or not there; why it could not be written is said in any case
+            copy.unlink()
 
 
 def _copy(file: str, to: str) -> None:
