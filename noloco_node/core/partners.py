@@ -87,6 +87,11 @@ class Partners:
         """Where it swapped from, or is."""
         return self._swapped_from.get(peer, "") or self.candidates.get(peer, peer)
 
+    def source(self, peer: str) -> str:
+        """Whose swaps may all be one liar's: a place, but not this node's own, which it may share with friends."""
+        place = self.place(peer)
+        return peer if place == self._own else place
+
     def standing(self, peer: str, now: float) -> Standing:
         return self.ledger.standing(peer, now, alone=self.alone(peer))
 

@@ -91,8 +91,6 @@ MIN_SLACK_S = 1.0
 ANSWER_SHARE, MIN_ANSWER_S, MAX_ANSWER_S = 1 / 4, 2.0, 10.0
 """How long a call waits for its answer: a share of a phase, between what a dial over a relay takes and what a silent
 peer may cost."""
-TAKEN_BACK_PHASES = 2.0
-"""That a correction that was taken back costs its partner of its share, beside the swap's own time."""
 MAX_LAG = 8
 """Boundaries that a swap may last over. Later corrections would still add up, but the snapshot is held too long."""
 MIN_BLOCKED_S = 600.0
@@ -269,12 +267,11 @@ class Round:
             case Misbehaved(peer, reason):
                 self.partners.ledger.misbehaved(peer, reason, now, self._phase_s)
             case Judged(peer, verdict, exchange):
-                self.partners.ledger.judged(peer, verdict, now, self._phase_s)
-                if verdict.harmful:
-                    self.partners.charge(peer, self.partners.place(peer), TAKEN_BACK_PHASES)
-                    if verdict.a_lie and self._swap and self._swap.exchange == exchange:
-                        self._swap.given_up = TAKEN_BACK
-                        return [HangUp(exchange)]
+                phases = self.partners.ledger.judged(peer, verdict, now, self._phase_s)
+                self.partners.charge(peer, self.partners.place(peer), phases)
+                if verdict.harmful and verdict.a_lie and self._swap and self._swap.exchange == exchange:
+                    self._swap.given_up = TAKEN_BACK
+                    return [HangUp(exchange)]
             case Closing(reason):
                 return self._close_for(reason, now)
             case Resuming():

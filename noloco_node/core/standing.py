@@ -42,6 +42,9 @@ ALONE_QUARANTINE_PHASES = 2.0
 ALLOWANCE = 0.12
 """Of the loss: so much harm is a strike. Two halves of a swarm that trained apart cost each other 0.1 until they are
 together."""
+TAKEN_BACK_PHASES, ALLOWANCE_PHASES = 2.0, 8.0
+"""That a correction costs a partner and its place of their shares, beside the swap's own time: one that was taken
+back, and one that does as much harm as is allowed, or more. A crowd at one place sends another identity each time."""
 FADE_PHASES, FADE_SWAPS = 32.0, 16.0
 """So many phases, and so many whole swaps, take off one strike."""
 
@@ -146,14 +149,16 @@ class Ledger:
         self._record(peer, now).refused += 1
         self._strike(peer, MILD, why, now, phase_s)
 
-    def judged(self, peer: str, verdict: Verdict, now: float, phase_s: float) -> None:
-        """What a swap did to the model."""
+    def judged(self, peer: str, verdict: Verdict, now: float, phase_s: float) -> float:
+        """What a swap did to the model. Returns how many phases of its share that costs."""
         record = self._record(peer, now)
         record.taken_back += verdict.harmful
         record.harm = max(0.0, record.harm + verdict.excess)
         if record.harm > ALLOWANCE or (verdict.harmful and verdict.a_lie):
             record.harm = 0.0
             self._strike(peer, HEAVY, "taken_back" if verdict.harmful else "harmful", now, phase_s)
+        phases = ALLOWANCE_PHASES * min(1.0, verdict.excess / ALLOWANCE)
+        return max(phases, TAKEN_BACK_PHASES if verdict.harmful else 0.0)
 
     def links_failed(self) -> None:
         """Our own network did, so no peer broke a swap."""

@@ -5,8 +5,12 @@ compared: on held-out data, which an attacker knows too, and on the replica's ow
 know; that one counts as far as it is above the held-out one, and beyond OWN_TOLERANCE: who sees few classes has hardly
 any loss on its own, and a little more is many times that. (Not on its last batch, which it has just been trained on.)
 *(Simulated, eight replicas that see other classes of images: 27 of 478 swaps are taken back, and the averaged model's
-loss is 0.05, as without verdicts; where all of the own loss counted, 284 of 326 and 0.66. No rule that was tried sees a
-peer that harms where the held-out data do not show it: core/bounds.py is what limits it.)*
+loss is 0.05, as without verdicts; where all of the own loss counted, 284 of 326 and 0.66.)*
+
+What the own batch shows and the held-out data do not is compared with the last swaps with others (`_Hidden`): where all
+see the same data a per cent is a lot, where each sees its own, a tenth is nothing. Their median and their lower end are
+the measure, which a liar among others hardly moves. What may come often grows with the square of how far swaps differ:
+so a sum of honest ones stays below the allowance of core/standing.py. @@
 
 What is usual follows from the replica's own course, `Course`: a swap may cost what a phase gains, whatever the partner
 says of its round (an attacker says what allows it most). What counts is what a correction comes to in the end: momentum
@@ -53,6 +57,10 @@ OWN_TOLERANCE = 0.28
 """Of the loss of the replica's own batch: 0.21 in an honest swap where each replica has data that no other has."""
 OWN_USUAL = 0.11
 """A rise of it that may come swap after swap."""
+OWN_LEAST = 0.005
+"""... at least, however little swaps differ."""
+COMPARED, ENOUGH = 64, 3
+"""Swaps that are remembered; and how many of them must have been with others."""
 LEAST_GAIN = 0.002
 """Of a phase, where a run gains nothing any more: what is usual is not exactly 0."""
 USUAL, COUNTED = 1.1, 0.55
@@ -111,11 +119,32 @@ class Verdict:
     """The partner is to blame."""
 
 
+class _Hidden:
+    """By how much more swaps raised the own batch's loss than the held-out data show."""
+
+    def __init__(self) -> None:
+        self._rises: deque[tuple[str, float]] = deque(maxlen=COMPARED)
+
+    def saw(self, source: str, rise: float) -> None:
+        self._rises.append((source, rise))
+
+    def allowed(self, source: str) -> tuple[float, float]:
+        """What may come from there swap after swap, and once."""
+        rises = sorted(rise for other, rise in self._rises if other != source)
+        if len(rises) < ENOUGH:
+            return OWN_USUAL, OWN_TOLERANCE
+        middle, low = rises[len(rises) // 2], rises[len(rises) // 10]
+        usual, apart = max(0.0, middle), middle - low
+        often, once = usual + max(OWN_LEAST, 6 * apart**2), usual + 2 * (apart + OWN_LEAST)
+        return min(OWN_USUAL, often), min(OWN_TOLERANCE, once)
+
+
 class Course:
-    """The held-out losses of one replica, boundary by boundary."""
+    """The held-out losses of one replica, boundary by boundary, and what its swaps did."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=WORST)
+        self._hidden = _Hidden()
         self._untrained = math.inf
         """The loss of the weights that the run began with, where this replica was there then."""
 
@@ -140,24 +169,37 @@ class Course:
     def worst(self) -> float:
         return max(self._losses, default=math.inf)
 
-    def judge(self, without: Losses, with_it: Losses, partner: Callable[[], Losses], grows: float = 1.0) -> Verdict:
+    def judge(  # noqa: PLR0913
+        self,
+        without: Losses,
+        with_it: Losses,
+        partner: Callable[[], Losses],
+        grows: float = 1.0,
+        source: str = "",
+        *,
+        over: bool = True,
+    ) -> Verdict:
         """`partner`: the losses of what it sent, asked for only where they decide. `grows`: times what has landed of
-        the correction that it comes to in the end."""
+        the correction that it comes to in the end. `source`: where the partner is from; it is compared with no swap
+        from there. `over`: whether nothing more of it lands: then others are compared with it."""
         held_out = grows * _relative(without.held_out, with_it.held_out)
         own = grows * _relative(without.seen, with_it.seen)
-        excess = max(held_out - max(LEAST_GAIN, COUNTED * self.gain), own - OWN_USUAL)
-        if held_out <= TOLERANCE and own <= OWN_TOLERANCE:
+        hidden, (often, once) = own - max(0.0, held_out), self._hidden.allowed(source)
+        if over and math.isfinite(hidden):
+            self._hidden.saw(source, hidden)
+        excess = max(held_out - max(LEAST_GAIN, COUNTED * self.gain), hidden - often)
+        if held_out <= TOLERANCE and hidden <= once:
             return Verdict(excess)
         theirs = partner()
         trained = theirs.held_out <= self._untrained
-        if trained and held_out <= max(TOLERANCE, USUAL * self.gain) and own <= OWN_TOLERANCE:
+        if trained and held_out <= max(TOLERANCE, USUAL * self.gain) and hidden <= once:
             return Verdict(excess)
-        as_good = math.isfinite(excess) and _worse(without, theirs) < _worse(without, with_it)
+        as_good = math.isfinite(excess) and _worse(without, theirs, once) < _worse(without, with_it, once)
         return Verdict(excess, not as_good, not theirs.held_out <= max(self.worst, without.held_out))
 
 
-def _worse(before: Losses, after: Losses) -> float:
-    return max(_relative(before.held_out, after.held_out), _relative(before.seen, after.seen) - OWN_TOLERANCE)
+def _worse(before: Losses, after: Losses, own_tolerance: float) -> float:
+    return max(_relative(before.held_out, after.held_out), _relative(before.seen, after.seen) - own_tolerance)
 
 
 def _relative(before: float, after: float) -> float:

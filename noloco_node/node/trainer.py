@@ -678,9 +678,9 @@ class TrainingNode(BaseNode):
         return self._catch_up is not None and self._catch_up.is_behind()
 
     # ---- events of the rounds ----
-    def swapping(self, under_way: bool) -> None:
+    def swapping(self, under_way: bool, source: str = "") -> None:
         if self._thread:
-            self._thread.swapping(under_way)
+            self._thread.swapping(under_way, source)
 
     def round_over(self, round: int) -> None:
         if self._thread:

@@ -81,7 +81,9 @@ class Channels(Protocol):
 class RoundListener(Protocol):
     """What the training thread must know of a round."""
 
-    def swapping(self, under_way: bool) -> None: ...
+    def swapping(self, under_way: bool, source: str = "") -> None:
+        """`source`: where the partner is from."""
+
     def round_over(self, round: int) -> None: ...
 
 
@@ -481,7 +483,7 @@ class RoundService:
         self._under_way = _SwapUnderWay(peer, link, swap, asyncio.get_running_loop().time())
         if task := asyncio.current_task():
             self._tasks[exchange] = task
-        self._trainer.swapping(True)
+        self._trainer.swapping(True, self._machine.partners.source(peer))
         heard = link.received_bytes
         reason: str | None = HUNG_UP  # the result when this task is cancelled
         faulty = False

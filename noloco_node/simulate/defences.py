@@ -9,7 +9,7 @@ from torch import Tensor
 
 from noloco_node.core.bounds import CorrectionBounds, Movement
 from noloco_node.core.codecs.codec import BLOCK
-from noloco_node.core.round import BROKEN_FACTOR, LEASH, SHORT_LEASH, TAKEN_BACK_PHASES
+from noloco_node.core.round import BROKEN_FACTOR, LEASH, SHORT_LEASH
 from noloco_node.core.standing import Ledger, Shares
 from noloco_node.core.verdict import Course, Losses
 from noloco_node.errors import PeerFault, PeerMisbehaved
@@ -69,9 +69,8 @@ class Guard:
         """Whether a correction is to be taken back; `losses`: without and with it. Held-out ones alone."""
         without, with_it = (Losses(loss, 0.0) for loss in losses)
         verdict = self.course.judge(without, with_it, lambda: Losses(theirs(), 0.0), grows)
-        self._ledger.judged(str(partner), verdict, self._now, PHASE_S)
-        if verdict.harmful:
-            self._shares.charge(str(partner), str(partner), TAKEN_BACK_PHASES)
+        if (phases := self._ledger.judged(str(partner), verdict, self._now, PHASE_S)) > 0:
+            self._shares.charge(str(partner), str(partner), phases)
         return verdict.harmful
 
 

@@ -131,6 +131,7 @@ class Correct:
 @dataclass(frozen=True)
 class Swapping:
     under_way: bool
+    source: str = ""
 
 
 @dataclass(frozen=True)

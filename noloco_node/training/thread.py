@@ -96,6 +96,7 @@ class Shortage:
 @dataclass(slots=True)
 class _Swap:
     exchange: bytes
+    source: str
     judged: Callable[[bool], None]
     """Tells its offer whether the corrections were taken back."""
     looked_at: int = 0
@@ -130,6 +131,8 @@ class TrainingThread:
         self._begun = False
         self._paused = False
         self._swapping = False
+        self._source = ""
+        """Where the partner of the last swap is from."""
         self._swap: _Swap | None = None
         """The one that the last correction belongs to."""
         self._course = Course()
@@ -185,10 +188,10 @@ class TrainingThread:
         """Progress, and where the time went."""
         return self._ask(lambda replica: (self._progress(replica), self._times.so_far()))
 
-    def swapping(self, under_way: bool) -> None:
+    def swapping(self, under_way: bool, source: str = "") -> None:
         """While a swap is under way, a boundary takes no snapshot. Like `round_over`, it is read after the corrections
-        of the offers so far."""
-        self._codec_thread.post_behind(mailbox.Swapping(under_way))
+        of the offers so far. `source`: where its partner is from (core/verdict.py)."""
+        self._codec_thread.post_behind(mailbox.Swapping(under_way, source))
 
     def round_over(self, round: int) -> None:
         self._codec_thread.post_behind(mailbox.RoundOver(round))
@@ -237,8 +240,9 @@ class TrainingThread:
                 self._correct(replica, command)
             case mailbox.Question():
                 command.settle(replica)
-            case mailbox.Swapping(under_way):
+            case mailbox.Swapping(under_way, source):
                 self._swapping = under_way
+                self._source = source if under_way else self._source
                 if self._unjudged is not None:  # there was no memory: the next partner is not blamed for it
                     replica.slow.let_stay()
                     self._unjudged.judged(False)
@@ -302,7 +306,7 @@ class TrainingThread:
 
     def _apply(self, replica: Replica, command: mailbox.Correct) -> None:
         if self._swap is None or self._swap.exchange != command.exchange:
-            self._swap = _Swap(command.exchange, command.judged)
+            self._swap = _Swap(command.exchange, self._source, command.judged)
         with self._times.on("apply"):
             gpu.wait(command.ready, command.correction.device)
             gpu.keep(command.tensors)
@@ -317,7 +321,7 @@ class TrainingThread:
                     replica.fetch()  # what it was not trained on yet tells more: core/verdict.py
             try:
                 if not swap.harmful:
-                    judged = self._verdict(replica, swap)
+                    judged = self._verdict(replica, swap, over)
                 if judged is None or judged.verdict.harmful:
                     replica.slow.take_back()
             except (OutOfMemory, torch.OutOfMemoryError):  # on a CPU, too: of the copy of the weights
@@ -334,11 +338,12 @@ class TrainingThread:
             self._post(judged)
         swap.harmful = harmful
 
-    def _verdict(self, replica: Replica, swap: _Swap) -> Judged:
+    def _verdict(self, replica: Replica, swap: _Swap, over: bool) -> Judged:
         with self._times.on("evaluate"), replica.trying_others():
             with_it, grows = replica.losses(), replica.slow.swap_grows
             without = replica.losses_without(own=with_it.own_counts)
-            verdict = self._course.judge(without, with_it, lambda: replica.losses_without(partner=1), grows)
+            partner = lambda: replica.losses_without(partner=1)  # noqa: E731
+            verdict = self._course.judge(without, with_it, partner, grows, swap.source, over=over)
         return Judged(swap.exchange, verdict, with_it.held_out, without.held_out)
 
     def _judge_so_far(self, replica: Replica) -> None:

@@ -107,6 +107,56 @@ def test_who_sees_few_classes_may_lose_of_its_own_until_that_is_above_the_held_o
     assert judged(0.2, 0.05).harmful, "a partner that fits the held-out examples gains nothing by it"
 
 
+def hidden(judging: Course, rise: float, source: str, *, over: bool = True) -> Verdict:
+    """A swap by which the own batch's loss rises, and the held-out data show nothing."""
+    return judging.judge(
+        Losses(2.0, 2.0),
+        Losses(2.0, 2.0 * (1 + rise)),
+        lambda: Losses(2.0, 2.0 * (1 + 2 * rise)),
+        1.0,
+        source,
+        over=over,
+    )
+
+
+def test_what_the_held_out_data_do_not_show_is_compared_with_swaps_with_others() -> None:
+    judging = course(3.0, 2.0)
+    for rise in (0.06, 0.05, 0.06, 0.07):
+        assert not hidden(judging, rise, "a liar").harmful, "it is compared with nothing"
+    for rise in (0.001, -0.001):
+        hidden(judging, rise, "a friend")
+    assert not hidden(judging, 0.06, "a liar").harmful, "two are not enough"
+    hidden(judging, 0.002, "another friend")
+    caught = hidden(judging, 0.06, "a liar")
+    assert caught.harmful and caught.excess == pytest.approx(0.06 - 0.001 - 0.005)
+    little = hidden(judging, 0.011, "a liar")
+    assert not little.harmful and little.excess == pytest.approx(0.005), "swap after swap that is counted"
+    assert not hidden(judging, 0.003, "a friend").harmful
+
+
+def test_where_each_sees_data_of_its_own_a_tenth_is_nothing() -> None:
+    judging = course(3.0, 2.0)
+    for number, rise in enumerate((0.02, 0.2, 0.1, 0.15, 0.04, 0.12)):
+        hidden(judging, rise, f"peer {number}")
+    judged = hidden(judging, 0.15, "one more")
+    assert not judged.harmful and judged.excess < 0.05
+
+
+def test_only_swaps_that_are_over_are_a_measure() -> None:
+    judging = course(3.0, 2.0)
+    for _ in range(5):
+        hidden(judging, 0.0, "a friend", over=False)
+    assert not hidden(judging, 0.06, "a liar").harmful
+
+
+def test_a_partner_as_good_as_we_are_does_no_harm_by_the_own_batch_either() -> None:
+    """The way between two good ones may be worse than both."""
+    judging = course(3.0, 2.0)
+    for _ in range(3):
+        hidden(judging, 0.0, "a friend")
+    assert not judging.judge(Losses(2.0, 2.0), Losses(2.0, 2.1), lambda: Losses(2.0, 2.0), 1.0, "another").harmful
+
+
 LOSS = strategies.floats(0.1, 9.0)
 
 
@@ -119,7 +169,7 @@ def test_an_own_loss_below_the_held_out_one_is_not_needed_without_the_swap(
         judging.judge(each, tried, lambda: Losses(9.0)) for each in (Losses(without, own), Losses(without))
     )
     assert unknown == known or (judging.gain > 0.2 and unknown.excess > known.excess), "in a run's first phases"
-    assert unknown.harmful or not known.harmful
+    assert unknown.harmful == known.harmful
 
 
 def test_small_harms_are_counted() -> None:

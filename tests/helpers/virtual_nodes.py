@@ -79,12 +79,16 @@ class Node:
         self.transport = network.join(name)
         self.events: list[Event] = []
         self.under_way = False
+        self.sources: list[str] = []
+        """Where its partners were from."""
         self.steps = 0
         self.exchange = RoundService(self.transport, self.rng, self, self.events.append, pace=pace)
         self.transport.serve(self.exchange.add_to)
 
-    def swapping(self, under_way: bool) -> None:
+    def swapping(self, under_way: bool, source: str = "") -> None:
         self.under_way = under_way
+        if under_way:
+            self.sources.append(source)
 
     def round_over(self, round: int) -> None: ...
 

@@ -53,6 +53,7 @@ def test_a_swap_of_three_phases_completes_and_the_rounds_between_say_so() -> Non
     run_virtual(swarm.run(30))
     assert all(len(n.committed) >= 5 for n in swarm.nodes)
     assert all(n.solo["swapping"] >= 10 for n in swarm.nodes)
+    assert all(len(n.sources) >= 5 and len({*n.sources}) == 1 and n.sources[0] for n in swarm.nodes)
 
 
 def test_a_partner_that_vanishes_in_the_middle_costs_its_deadline_and_no_more() -> None:

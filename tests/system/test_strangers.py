@@ -375,6 +375,14 @@ SWAPS: dict[str, dict[str, Any]] = {
     "draws back to the first weights": {"kind": "undo", "size": 2.0},
     "harms a little each time": {"kind": "steer", "size": 1.008, "paced": OUTPUTS},
     "harms where nobody looks": {"kind": "blind", "size": 3.0, "wider": 8, "paced": OUTPUTS},
+    "harms less where nobody looks": {"kind": "blind", "size": 1.0, "wider": 8, "paced": OUTPUTS},
+    "20 identities that harm where nobody looks": {
+        "kind": "blind",
+        "size": 3.0,
+        "wider": 8,
+        "paced": OUTPUTS,
+        "options": {"identities": 20},
+    },
 }
 """What the hostile peer of a swarm does whenever it is called and as often as it can call."""
 CODECS = {
@@ -387,14 +395,17 @@ CODECS = {
     "draws back to the first weights": ("lattice:3",),
 }
 """... and in which codecs beside lattice:4."""
+BEFORE_OTHERS = "until three swaps with others show what is usual, and until its harms add up, what it did stays"
 NOT_YET = {
     "creeps": "what costs no more than half of what a phase gains is not counted, swap after swap",
     "harms a little each time": "what costs no more than half of what a phase gains is not counted, swap after swap",
-    "harms where nobody looks": "each swap raises the loss of the own batch by a few per cent, which is usual",
+    "harms where nobody looks": BEFORE_OTHERS,
+    "harms less where nobody looks": BEFORE_OTHERS,
+    "20 identities that harm where nobody looks": BEFORE_OTHERS,
 }
 """What is known not to hold: these losses rise, and by at most so much."""
 KNOWN = {"mean held-out loss", "held-out loss of one node", "training loss"}
-MOST_KNOWN = 1.3
+MOST_KNOWN, MOST_TRAINING = 1.3, 2.0
 
 
 def each_attack() -> Iterator[tuple[str, str]]:
@@ -431,6 +442,7 @@ def test_one_hostile_peer_beside_three_honest_nodes(
     if beyond and name in NOT_YET:
         assert {each.partition(":")[0] for each in beyond} <= KNOWN
         assert fmean(each.loss for each in seen) <= MOST_KNOWN * unattacked.loss
+        assert max(each.training_loss for each in seen) <= MOST_TRAINING * unattacked.training_loss
         pytest.xfail(NOT_YET[name])
     assert not beyond
 

@@ -109,7 +109,7 @@ class Node:
         return await self._over
 
     # ---- what rounds/service.py calls ----
-    def swapping(self, under_way: bool) -> None:
+    def swapping(self, under_way: bool, source: str = "") -> None:
         pass
 
     def round_over(self, round: int) -> None:
