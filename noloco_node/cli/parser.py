@@ -114,17 +114,20 @@ def parse(args: Sequence[str]) -> tuple[Function, argparse.Namespace]:
     if name not in (*_VERBS, "-h", "--help", "--version"):
         raise UsageError(f"the verb comes first, before {name!r}: see `noloco-node --help`")
     parser, made = _parser(name)
+    asked, second_words = name, _second_words(made)
+    if len(args) > 1 and args[1] in second_words:
+        made, asked = second_words[args[1]], f"{name} {args[1]}"
     flags = _flags(made)
     for word in takewhile("--".__ne__, args[1:]):
         flag, has_value, value = word.partition("=")
         is_long = flag.startswith("--") or f"-{flag}" in flags
         if is_long and flag not in flags:  # before its value is taken for something else
-            raise UsageError(f"{name} does not know {flag!r}{_instead(name, flag, flags)}")
+            raise UsageError(f"{asked} does not know {flag!r}{_instead(asked, flag, flags)}")
         if flag in flags and has_value and flags[flag].nargs == 0:
             raise UsageError(f"{flag} takes no value, not {shown(value)}: type {listed(flags[flag].option_strings)}")
     given, unknown = parser.parse_known_args(args)
     if unknown:
-        raise UsageError(f"{name} does not know {unknown[0]!r}, see `noloco-node {name} --help`")
+        raise UsageError(f"{asked} does not know {unknown[0]!r}, see `noloco-node {asked} --help`")
     if (second := getattr(given, "what", None)) and args[1] != second:  # it takes none of the verb's own options
         raise UsageError(f"{second!r} comes first, before {shown(args[1])}: see `noloco-node {name} {second} --help`")
     verb = _VERBS[name]
@@ -141,10 +144,16 @@ def _instead(verb: str, flag: str, known: Iterable[str]) -> str:
 
 def _flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     found = {flag: action for action in parser._actions for flag in action.option_strings}
+    for second in _second_words(parser).values():
+        found |= _flags(second)
+    return found
+
+
+def _second_words(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    found: dict[str, argparse.ArgumentParser] = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for second in action.choices.values():
-                found |= _flags(second)
+            found |= action.choices
     return found
 
 
