@@ -87,10 +87,10 @@ class Partners:
         """Where it swapped from, or is."""
         return self._swapped_from.get(peer, "") or self.candidates.get(peer, peer)
 
-    def source(self, peer: str) -> str:
-        """Whose swaps may all be one liar's: a place, but not this node's own, which it may share with friends."""
-        place = self.place(peer)
-        return peer if place == self._own else place
+    def source(self, peer: str) -> frozenset[str]:
+        """What its swaps may share with those of the same liar: who it is, and its place; not this node's own, which
+        it may share with friends."""
+        return frozenset({peer, self.place(peer)}) - {self._own}
 
     def standing(self, peer: str, now: float) -> Standing:
         return self.ledger.standing(peer, now, alone=self.alone(peer))

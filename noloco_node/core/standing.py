@@ -18,8 +18,9 @@ Pure: the time is an argument. Nothing here is hearsay. Two tables, both bounded
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from noloco_node.base.latest import remember
 from noloco_node.core.verdict import Verdict
 
 MAX_PEERS = 1024
@@ -42,9 +43,9 @@ ALONE_QUARANTINE_PHASES = 2.0
 ALLOWANCE = 0.12
 """Of the loss: so much harm is a strike. Two halves of a swarm that trained apart cost each other 0.1 until they are
 together."""
-TAKEN_BACK_PHASES, ALLOWANCE_PHASES = 2.0, 8.0
-"""That a correction costs a partner and its place of their shares, beside the swap's own time: one that was taken
-back, and one that does as much harm as is allowed, or more. A crowd at one place sends another identity each time."""
+TAKEN_BACK_PHASES, ALLOWANCE_PHASES = 2.0, 4.0
+"""What the partner and its place pay of their shares, beside the swap's own time, for a correction that was taken back;
+and where the place did as much harm as one peer may, and none of its peers did: a crowd sends another one each time."""
 FADE_PHASES, FADE_SWAPS = 32.0, 16.0
 """So many phases, and so many whole swaps, take off one strike."""
 
@@ -95,6 +96,23 @@ _OVER = _Wait()
 
 
 @dataclass(slots=True)
+class _Harm:
+    """By how much swaps raised the loss, beyond what is usual: of each kind, as chance pays back in one what it takes
+    in the other."""
+
+    held_out: float = 0.0
+    own: float = 0.0
+
+    def add(self, verdict: Verdict) -> bool:
+        """Whether it is more than is allowed; then it begins anew."""
+        self.held_out = max(0.0, self.held_out + verdict.excess)
+        self.own = max(0.0, self.own + verdict.own_excess)
+        if is_much := max(self.held_out, self.own) > ALLOWANCE:
+            self.held_out = self.own = 0.0
+        return is_much
+
+
+@dataclass(slots=True)
 class _Record:
     committed: int = 0
     taken_back: int = 0
@@ -102,8 +120,7 @@ class _Record:
     failed: int = 0
     strikes: float = 0.0
     struck_at: float = 0.0
-    harm: float = 0.0
-    """By how much its swaps raised the loss, beyond what is usual."""
+    harm: _Harm = field(default_factory=_Harm)
     quarantine: _Wait = _OVER
     why: str = ""
     breaks: int = 0
@@ -119,6 +136,8 @@ class _Record:
 class Ledger:
     def __init__(self) -> None:
         self._records: OrderedDict[str, _Record] = OrderedDict()
+        self._harm_at: dict[str, _Harm] = {}
+        """By place."""
 
     # ---- what happened ----
     def whole(self, peer: str, now: float) -> None:
@@ -149,16 +168,16 @@ class Ledger:
         self._record(peer, now).refused += 1
         self._strike(peer, MILD, why, now, phase_s)
 
-    def judged(self, peer: str, verdict: Verdict, now: float, phase_s: float) -> float:
-        """What a swap did to the model. Returns how many phases of its share that costs."""
+    def judged(self, peer: str, place: str, verdict: Verdict, now: float, phase_s: float) -> float:
+        """What a swap did to the model. Returns how many phases of its share, and its place's, that costs."""
         record = self._record(peer, now)
         record.taken_back += verdict.harmful
-        record.harm = max(0.0, record.harm + verdict.excess)
-        if record.harm > ALLOWANCE or (verdict.harmful and verdict.a_lie):
-            record.harm = 0.0
+        remember(self._harm_at, place, at_place := self._harm_at.get(place) or _Harm(), MAX_PEERS)
+        of_place = at_place.add(verdict)
+        if record.harm.add(verdict) or (verdict.harmful and verdict.a_lie):
+            record.harm, of_place = _Harm(), False
             self._strike(peer, HEAVY, "taken_back" if verdict.harmful else "harmful", now, phase_s)
-        phases = ALLOWANCE_PHASES * min(1.0, verdict.excess / ALLOWANCE)
-        return max(phases, TAKEN_BACK_PHASES if verdict.harmful else 0.0)
+        return max(ALLOWANCE_PHASES * of_place, TAKEN_BACK_PHASES * verdict.harmful)
 
     def links_failed(self) -> None:
         """Our own network did, so no peer broke a swap."""

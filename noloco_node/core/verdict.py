@@ -2,15 +2,13 @@
 
 A training loss that stays finite proves nothing: after u' = -u it sits at that of a uniform guess. Two losses are
 compared: on held-out data, which an attacker knows too, and on the replica's own next batch, which nobody else needs to
-know; that one counts as far as it is above the held-out one, and beyond OWN_TOLERANCE: who sees few classes has hardly
-any loss on its own, and a little more is many times that. (Not on its last batch, which it has just been trained on.)
+know; that one counts as far as it is above the held-out one and rises by more: who sees few classes has hardly any loss
+on its own, and a little more is many times that. (Not on its last batch, which it has just been trained on.)
 *(Simulated, eight replicas that see other classes of images: 27 of 478 swaps are taken back, and the averaged model's
 loss is 0.05, as without verdicts; where all of the own loss counted, 284 of 326 and 0.66.)*
 
 What the own batch shows and the held-out data do not is compared with the last swaps with others (`_Hidden`): where all
-see the same data a per cent is a lot, where each sees its own, a tenth is nothing. Their median and their lower end are
-the measure, which a liar among others hardly moves. What may come often grows with the square of how far swaps differ:
-so a sum of honest ones stays below the allowance of core/standing.py. @@
+see the same data a few per cent are a lot, where each sees its own, a tenth is nothing. @@
 
 What is usual follows from the replica's own course, `Course`: a swap may cost what a phase gains, whatever the partner
 says of its round (an attacker says what allows it most). What counts is what a correction comes to in the end: momentum
@@ -49,22 +47,23 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import median, median_low
 
 TOLERANCE = 0.011
 """A relative rise of the held-out loss that is usual in an honest swap."""
-OWN_TOLERANCE = 0.28
-"""Of the loss of the replica's own batch: 0.21 in an honest swap where each replica has data that no other has."""
-OWN_USUAL = 0.11
-"""A rise of it that may come swap after swap."""
-OWN_LEAST = 0.005
-"""... at least, however little swaps differ."""
+OWN_TOLERANCE, OWN_USUAL = 0.28, 0.11
+"""What a swap may raise the loss of the own batch by, beyond what the held-out data show: at most, and swap after swap.
+Honest ones raise it by up to 0.21 where each replica has data that no other has."""
+OWN_TOLERANCE_LEAST, OWN_USUAL_LEAST = 0.03, 0.005
+"""The same where swaps with others hardly differ."""
 COMPARED, ENOUGH = 64, 3
 """Swaps that are remembered; and how many of them must have been with others."""
 LEAST_GAIN = 0.002
 """Of a phase, where a run gains nothing any more: what is usual is not exactly 0."""
 USUAL, COUNTED = 1.1, 0.55
 """Gains of a phase that a swap may cost; and beyond how many it is counted against the partner."""
+SOMEBODY = frozenset({""})
+"""A partner of whom it is not known who it is: it may be anybody."""
 REMEMBERED = 8
 """Phases from which the usual gain is known."""
 PART = 1 / 3
@@ -111,32 +110,43 @@ class Trial:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     excess: float
-    """How much more the loss rose, relatively, than may come swap after swap, or the own batch's. Negative where the
-    swap was good."""
+    """How much more the held-out loss rose, relatively, than may come swap after swap. Negative where the swap was
+    good."""
     harmful: bool = False
     """To be taken back."""
     a_lie: bool = False
     """The partner is to blame."""
+    own_excess: float = 0.0
+    """As `excess`, of what only the own batch shows."""
 
 
 class _Hidden:
-    """By how much more swaps raised the own batch's loss than the held-out data show."""
+    """By how much more swaps raised the own batch's loss than the held-out data show.
+
+    What is usual is the middle of those with others. What chance does is how far these are from it, or the lower end of
+    all: only swaps that are better on data that it does not know let a liar move that, and only with half of the others
+    the rest. A sum of what chance does, less `often`, seldom passes the allowance of core/standing.py, as `often` grows
+    with the square of it.
+    """
 
     def __init__(self) -> None:
-        self._rises: deque[tuple[str, float]] = deque(maxlen=COMPARED)
+        self._rises: deque[tuple[frozenset[str], float, bool]] = deque(maxlen=COMPARED)
 
-    def saw(self, source: str, rise: float) -> None:
-        self._rises.append((source, rise))
+    def saw(self, source: frozenset[str], rise: float, *, measured: bool) -> None:
+        """`measured`: not below the held-out loss, where it is not known."""
+        self._rises.append((source, rise, measured))
 
-    def allowed(self, source: str) -> tuple[float, float]:
+    def allowed(self, source: frozenset[str]) -> tuple[float, float]:
         """What may come from there swap after swap, and once."""
-        rises = sorted(rise for other, rise in self._rises if other != source)
-        if len(rises) < ENOUGH:
+        others = [rise for whose, rise, _ in self._rises if not whose & source]
+        if len(others) < ENOUGH:
             return OWN_USUAL, OWN_TOLERANCE
-        middle, low = rises[len(rises) // 2], rises[len(rises) // 10]
-        usual, apart = max(0.0, middle), middle - low
-        often, once = usual + max(OWN_LEAST, 6 * apart**2), usual + 2 * (apart + OWN_LEAST)
-        return min(OWN_USUAL, often), min(OWN_TOLERANCE, once)
+        middle, low = median_low(others), sorted(rise for _, rise, measured in self._rises if measured)
+        away = [abs(rise - middle) for whose, rise, measured in self._rises if measured and not whose & source]
+        chance = max(2 * median_low(away or [0.0]), middle - low[len(low) // 10] if low else 0.0)
+        usual = max(0.0, middle)
+        often, once = max(OWN_USUAL_LEAST, 12 * chance**2), max(OWN_TOLERANCE_LEAST, 3 * chance)
+        return min(OWN_USUAL, usual + often), min(OWN_TOLERANCE, usual + once)
 
 
 class Course:
@@ -157,6 +167,7 @@ class Course:
     def restart(self) -> None:
         """The weights became others."""
         self._losses.clear()
+        self._hidden = _Hidden()
 
     @property
     def gain(self) -> float:
@@ -175,31 +186,50 @@ class Course:
         with_it: Losses,
         partner: Callable[[], Losses],
         grows: float = 1.0,
-        source: str = "",
+        source: frozenset[str] = SOMEBODY,
         *,
         over: bool = True,
     ) -> Verdict:
         """`partner`: the losses of what it sent, asked for only where they decide. `grows`: times what has landed of
-        the correction that it comes to in the end. `source`: where the partner is from; it is compared with no swap
-        from there. `over`: whether nothing more of it lands: then others are compared with it."""
-        held_out = grows * _relative(without.held_out, with_it.held_out)
-        own = grows * _relative(without.seen, with_it.seen)
-        hidden, (often, once) = own - max(0.0, held_out), self._hidden.allowed(source)
-        if over and math.isfinite(hidden):
-            self._hidden.saw(source, hidden)
-        excess = max(held_out - max(LEAST_GAIN, COUNTED * self.gain), hidden - often)
+        the correction that it comes to in the end. `source`: who the partner is, and where. `over`: whether nothing
+        more of it lands: then others are compared with it."""
+        held_out, hidden = (grows * rise for rise in _rises(without, with_it))
+        often, once = self._hidden.allowed(source)
+        harm = self._harm(without, with_it, partner, held_out, hidden, once)
+        verdict = Verdict(held_out - max(LEAST_GAIN, COUNTED * self.gain), *harm, hidden - often)
+        if over and math.isfinite(hidden) and not verdict.a_lie:
+            self._hidden.saw(source, hidden, measured=with_it.own_counts)
+        return verdict
+
+    def _harm(  # noqa: PLR0913, PLR0917
+        self,
+        without: Losses,
+        with_it: Losses,
+        partner: Callable[[], Losses],
+        held_out: float,
+        hidden: float,
+        once: float,
+    ) -> tuple[bool, bool]:
+        """Whether the swap is harmful, and the partner to blame."""
         if held_out <= TOLERANCE and hidden <= once:
-            return Verdict(excess)
+            return False, False
         theirs = partner()
         trained = theirs.held_out <= self._untrained
         if trained and held_out <= max(TOLERANCE, USUAL * self.gain) and hidden <= once:
-            return Verdict(excess)
-        as_good = math.isfinite(excess) and _worse(without, theirs, once) < _worse(without, with_it, once)
-        return Verdict(excess, not as_good, not theirs.held_out <= max(self.worst, without.held_out))
+            return False, False
+
+        def worse(losses: Losses) -> float:
+            shown, only_own = _rises(without, losses)
+            return max(shown, only_own - once)
+
+        as_good = math.isfinite(held_out + hidden) and worse(theirs) < worse(with_it)
+        return not as_good, not as_good and not theirs.held_out <= max(self.worst, without.held_out)
 
 
-def _worse(before: Losses, after: Losses, own_tolerance: float) -> float:
-    return max(_relative(before.held_out, after.held_out), _relative(before.seen, after.seen) - own_tolerance)
+def _rises(before: Losses, after: Losses) -> tuple[float, float]:
+    """Of the held-out loss, and what only the own one shows; of a fall of both, how much further that one fell."""
+    held_out, own = _relative(before.held_out, after.held_out), _relative(before.seen, after.seen)
+    return held_out, own - max(held_out, min(0.0, own))
 
 
 def _relative(before: float, after: float) -> float:

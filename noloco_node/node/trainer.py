@@ -25,6 +25,7 @@ from noloco_node.checkpoints import listing
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
 from noloco_node.core.state import State
+from noloco_node.core.verdict import SOMEBODY
 from noloco_node.data import sources
 from noloco_node.data.sources import Sources
 from noloco_node.errors import NolocoError, SwarmUnreachable
@@ -678,7 +679,7 @@ class TrainingNode(BaseNode):
         return self._catch_up is not None and self._catch_up.is_behind()
 
     # ---- events of the rounds ----
-    def swapping(self, under_way: bool, source: str = "") -> None:
+    def swapping(self, under_way: bool, source: frozenset[str] = SOMEBODY) -> None:
         if self._thread:
             self._thread.swapping(under_way, source)
 

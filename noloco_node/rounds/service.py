@@ -20,7 +20,7 @@ from noloco_node.core import fragments, round_events
 from noloco_node.core import round as core
 from noloco_node.core.partners import Random
 from noloco_node.core.standing import Standing
-from noloco_node.core.verdict import Verdict
+from noloco_node.core.verdict import SOMEBODY, Verdict
 from noloco_node.errors import NonFinite, OutOfMemory, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.host.traffic import Traffic
 from noloco_node.rounds.link import Link
@@ -81,8 +81,8 @@ class Channels(Protocol):
 class RoundListener(Protocol):
     """What the training thread must know of a round."""
 
-    def swapping(self, under_way: bool, source: str = "") -> None:
-        """`source`: where the partner is from."""
+    def swapping(self, under_way: bool, source: frozenset[str] = SOMEBODY) -> None:
+        """`source`: who the partner is, and where (core/verdict.py)."""
 
     def round_over(self, round: int) -> None: ...
 

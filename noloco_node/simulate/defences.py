@@ -69,7 +69,8 @@ class Guard:
         """Whether a correction is to be taken back; `losses`: without and with it. Held-out ones alone."""
         without, with_it = (Losses(loss, 0.0) for loss in losses)
         verdict = self.course.judge(without, with_it, lambda: Losses(theirs(), 0.0), grows)
-        if (phases := self._ledger.judged(str(partner), verdict, self._now, PHASE_S)) > 0:
+        phases = self._ledger.judged(str(partner), str(partner), verdict, self._now, PHASE_S)
+        if phases:
             self._shares.charge(str(partner), str(partner), phases)
         return verdict.harmful
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, Sampled
 from noloco_node.core.codecs.codec import Packed
-from noloco_node.core.verdict import Verdict
+from noloco_node.core.verdict import SOMEBODY, Verdict
 from noloco_node.errors import NolocoError
 from noloco_node.training.time_accounts import Spent
 
@@ -131,7 +131,7 @@ class Correct:
 @dataclass(frozen=True)
 class Swapping:
     under_way: bool
-    source: str = ""
+    source: frozenset[str] = SOMEBODY
 
 
 @dataclass(frozen=True)

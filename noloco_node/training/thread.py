@@ -33,7 +33,7 @@ from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.fragments import Cut
 from noloco_node.core.round_events import SWAPPING
 from noloco_node.core.state import State
-from noloco_node.core.verdict import PART, Course, Trial
+from noloco_node.core.verdict import PART, SOMEBODY, Course, Trial
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
 from noloco_node.host import memory
 from noloco_node.training import mailbox, memory_budget
@@ -96,7 +96,7 @@ class Shortage:
 @dataclass(slots=True)
 class _Swap:
     exchange: bytes
-    source: str
+    source: frozenset[str]
     judged: Callable[[bool], None]
     """Tells its offer whether the corrections were taken back."""
     looked_at: int = 0
@@ -131,8 +131,8 @@ class TrainingThread:
         self._begun = False
         self._paused = False
         self._swapping = False
-        self._source = ""
-        """Where the partner of the last swap is from."""
+        self._source = SOMEBODY
+        """Of the last swap."""
         self._swap: _Swap | None = None
         """The one that the last correction belongs to."""
         self._course = Course()
@@ -188,9 +188,9 @@ class TrainingThread:
         """Progress, and where the time went."""
         return self._ask(lambda replica: (self._progress(replica), self._times.so_far()))
 
-    def swapping(self, under_way: bool, source: str = "") -> None:
+    def swapping(self, under_way: bool, source: frozenset[str] = SOMEBODY) -> None:
         """While a swap is under way, a boundary takes no snapshot. Like `round_over`, it is read after the corrections
-        of the offers so far. `source`: where its partner is from (core/verdict.py)."""
+        of the offers so far. `source`: as core/verdict.py has it."""
         self._codec_thread.post_behind(mailbox.Swapping(under_way, source))
 
     def round_over(self, round: int) -> None:

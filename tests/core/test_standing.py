@@ -1,5 +1,6 @@
 """The ledger of partners and the shares of a node's time."""
 
+import math
 import random
 
 import pytest
@@ -19,7 +20,7 @@ def test_a_standing_counts_what_was_seen() -> None:
     ledger.whole("b", 0.0)
     ledger.failed("b", 1.0, 1.0, PHASE_S)
     ledger.misbehaved("b", "bad_length", 2.0, PHASE_S)
-    ledger.judged("b", LIE, 3.0, PHASE_S)
+    ledger.judged("b", "place", LIE, 3.0, PHASE_S)
     standing = ledger.standing("b", 3.0, alone=False)
     assert (standing.committed, standing.taken_back, standing.refused, standing.failed) == (1, 1, 1, 1)
     assert standing.why == "taken_back" and standing.quarantined_s > 8 * PHASE_S
@@ -43,7 +44,7 @@ def test_the_only_peer_is_not_starved_unless_it_did_harm() -> None:
         ledger.misbehaved("b", "diverged", 0.0, PHASE_S)
         ledger.failed("b", PHASE_S, 0.0, PHASE_S)
     assert ledger.free_at("b", alone=True) == 2 * PHASE_S < 100 * PHASE_S < ledger.free_at("b", alone=False)
-    ledger.judged("c", LIE, 0.0, PHASE_S)
+    ledger.judged("c", "place", LIE, 0.0, PHASE_S)
     assert ledger.free_at("c", alone=True) == ledger.free_at("c", alone=False) == 8 * PHASE_S
 
 
@@ -62,7 +63,7 @@ def test_a_swap_that_held_costs_many_times_what_it_held_until_one_is_whole() -> 
 
 def test_the_tables_are_bounded_and_a_quarantine_is_kept() -> None:
     ledger, shares = Ledger(), Shares()
-    ledger.judged("bad", LIE, 0.0, PHASE_S)
+    ledger.judged("bad", "place", LIE, 0.0, PHASE_S)
     for k in range(2 * MAX_PEERS):
         ledger.failed(f"{k}", 1.0, 0.0, PHASE_S)
         shares.charge(f"{k}", f"place {k}", 1.0)
@@ -77,7 +78,7 @@ def test_a_crowd_in_quarantine_hides_no_partner_and_no_liar() -> None:
         for _ in range(9):
             ledger.misbehaved(f"crowd {k}", "unexpected_frame", 0.0, PHASE_S)
     ledger.whole("partner", 1.0)
-    ledger.judged("liar", LIE, 2.0, PHASE_S)
+    ledger.judged("liar", "place", LIE, 2.0, PHASE_S)
     for k in range(2 * MAX_PEERS):
         ledger.misbehaved(f"later {k}", "unexpected_frame", 3.0, PHASE_S)
     assert ledger.standing("partner", 3.0, alone=False).committed == 1
@@ -138,8 +139,8 @@ def test_honest_peers_of_a_small_place_are_not_counted_by_a_crowd_elsewhere() ->
 def test_small_harms_add_up_to_a_strike_and_good_swaps_make_up_for_them() -> None:
     ledger = Ledger()
     for swap in range(40):
-        ledger.judged("mixed", Verdict(0.03 if swap % 2 else -0.04), float(swap), PHASE_S)
-        ledger.judged("steers", Verdict(0.006), float(swap), PHASE_S)
+        ledger.judged("mixed", "place", Verdict(0.03 if swap % 2 else -0.04), float(swap), PHASE_S)
+        ledger.judged("steers", "place", Verdict(0.006), float(swap), PHASE_S)
     assert ledger.quarantined_until("mixed", alone=False) < 0
     assert ledger.standing("steers", 21.0, alone=False).why == "harmful"
 
@@ -147,9 +148,26 @@ def test_small_harms_add_up_to_a_strike_and_good_swaps_make_up_for_them() -> Non
 def test_who_trains_more_slowly_is_taken_back_without_a_strike_until_it_costs_too_much() -> None:
     ledger, slower = Ledger(), Verdict(0.02, harmful=True, a_lie=False)
     for swap in range(5):
-        ledger.judged("slow", slower, float(swap), PHASE_S)
+        ledger.judged("slow", "place", slower, float(swap), PHASE_S)
     assert ledger.standing("slow", 5.0, alone=False).taken_back == 5
     assert ledger.quarantined_until("slow", alone=False) < 0
     for swap in range(5, 8):
-        ledger.judged("slow", slower, float(swap), PHASE_S)
+        ledger.judged("slow", "place", slower, float(swap), PHASE_S)
     assert ledger.quarantined_until("slow", alone=False) > 0
+
+
+def test_a_crowd_at_one_place_pays_for_what_it_does_together() -> None:
+    ledger, little = Ledger(), Verdict(0.0, own_excess=0.05)
+    assert [ledger.judged(f"peer {n}", "its host", little, float(n), PHASE_S) for n in range(6)] == [0, 0, 4, 0, 0, 4]
+    assert all(ledger.free_at(peer, alone=False) == -math.inf for peer in ledger.peers), "none of them did much"
+    assert [ledger.judged("one", "elsewhere", little, float(n), PHASE_S) for n in range(3)] == [0, 0, 0]
+    assert ledger.free_at("one", alone=False) > 3, "it is left out itself"
+    for n in range(40):
+        assert not ledger.judged(f"friend {n % 3}", "a campus", Verdict(0.0, own_excess=(-1) ** n * 0.05), 0.0, PHASE_S)
+
+
+def test_chance_pays_back_in_each_kind_of_harm_what_it_took_there() -> None:
+    ledger = Ledger()
+    for n in range(40):
+        ledger.judged("friend", "there", Verdict((-1) ** n * 0.05, own_excess=-((-1) ** n) * 0.05), 0.0, PHASE_S)
+    assert ledger.free_at("friend", alone=False) == -math.inf

@@ -14,6 +14,7 @@ from memory_network.network import MemoryNetwork
 
 from noloco_node.base.events import Event, RoundCommitted, WentSolo
 from noloco_node.core.codecs.codec import CodecStats, Payload
+from noloco_node.core.verdict import SOMEBODY
 from noloco_node.errors import PeerMisbehaved
 from noloco_node.host.traffic import Traffic
 from noloco_node.rounds.service import RoundService, RoundTerms
@@ -79,13 +80,13 @@ class Node:
         self.transport = network.join(name)
         self.events: list[Event] = []
         self.under_way = False
-        self.sources: list[str] = []
+        self.sources: list[frozenset[str]] = []
         """Where its partners were from."""
         self.steps = 0
         self.exchange = RoundService(self.transport, self.rng, self, self.events.append, pace=pace)
         self.transport.serve(self.exchange.add_to)
 
-    def swapping(self, under_way: bool, source: str = "") -> None:
+    def swapping(self, under_way: bool, source: frozenset[str] = SOMEBODY) -> None:
         self.under_way = under_way
         if under_way:
             self.sources.append(source)

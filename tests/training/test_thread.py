@@ -32,7 +32,7 @@ from noloco_node.base.events import Evaluated, RolledBack, Sampled
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import scaled
 from noloco_node.core.state import State
-from noloco_node.core.verdict import Course, Losses, Verdict
+from noloco_node.core.verdict import SOMEBODY, Course, Losses, Verdict
 from noloco_node.data import stream
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
@@ -119,7 +119,7 @@ def answer(future: "Future[T]") -> T:
     return future.result(timeout=DEADLINE_S)
 
 
-def swapping(watched: Watched, under_way: bool, source: str = "") -> None:
+def swapping(watched: Watched, under_way: bool, source: frozenset[str] = SOMEBODY) -> None:
     watched.thread.swapping(under_way, source)
     watched.thread._codec_thread._executor.submit(bool).result(DEADLINE_S)  # so that nothing overtakes it
 
@@ -947,8 +947,8 @@ def test_a_swap_that_made_the_model_worse_is_taken_back(blocking: bool) -> None:
             assert torch.allclose(after.outer[name], before.outer[name], atol=1e-5), name
 
 
-def test_a_swap_is_judged_beside_those_with_partners_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+def test_a_swap_is_judged_beside_those_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[frozenset[str]] = []
     judge = Course.judge
 
     def noted(course: Course, *args: Any, **kinds: Any) -> Verdict:
@@ -958,12 +958,12 @@ def test_a_swap_is_judged_beside_those_with_partners_from_elsewhere(monkeypatch:
     monkeypatch.setattr(Course, "judge", noted)
     with begun(lambda: small_replica(run=small_run(steps=300))) as watched:
         watched.offer()
-        for source in ("a place", "another one"):
-            swapping(watched, True, source)
+        for source in ("a peer", "another one"):
+            swapping(watched, True, frozenset({source}))
             answer(correct(watched.thread, 1, 0, torch.zeros(FRAGMENT), source.encode()))
             swapping(watched, False)
             watched.until(Judged)
-    assert told == ["a place", "another one"]
+    assert told == [{"a peer"}, {"another one"}]
 
 
 def test_a_swap_is_judged_by_the_batch_that_is_trained_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from noloco_node.bench.workers import Answer, serve
 from noloco_node.core.codecs.by_name import codec, rehearse
 from noloco_node.core.codecs.codec import BLOCK
 from noloco_node.core.fragments import Cut
+from noloco_node.core.verdict import SOMEBODY
 from noloco_node.errors import NolocoError
 from noloco_node.rounds.service import RoundService, RoundTerms
 from noloco_node.rounds.swap import Vectors
@@ -109,7 +110,7 @@ class Node:
         return await self._over
 
     # ---- what rounds/service.py calls ----
-    def swapping(self, under_way: bool, source: str = "") -> None:
+    def swapping(self, under_way: bool, source: frozenset[str] = SOMEBODY) -> None:
         pass
 
     def round_over(self, round: int) -> None:
