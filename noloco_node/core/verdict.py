@@ -8,7 +8,9 @@ on its own, and a little more is many times that. (Not on its last batch, which 
 loss is 0.05, as without verdicts; where all of the own loss counted, 284 of 326 and 0.66.)*
 
 What the own batch shows and the held-out data do not is compared with the last swaps with others (`_Hidden`): where all
-see the same data a few per cent are a lot, where each sees its own, a tenth is nothing. @@
+see the same data a few per cent are a lot, where each sees its own, a tenth is nothing. *(Three real nodes beside one
+that harms so: a training loss of 0.32 to 0.35, without the comparison 0.89, unattacked 0.28. Simulated, eight replicas
+that see other classes of images, Dirichlet 0.1 and 0.3, three seeds each: 0.4% less to 5% more loss than without it.)*
 
 What is usual follows from the replica's own course, `Course`: a swap may cost what a phase gains, whatever the partner
 says of its round (an attacker says what allows it most). What counts is what a correction comes to in the end: momentum
@@ -81,8 +83,8 @@ class Losses:
     @property
     def own_counts(self) -> bool:
         """Whether the own one is above the held-out one. Where it is not, with a swap (39 of 50 in `bench train`), it
-        need not be measured without the swap: its rise could only be smaller than the held-out loss's, which is judged
-        more strictly."""
+        need not be measured without the swap: its rise could only be smaller than the held-out loss's, and hides
+        nothing."""
         return self.own > self.held_out
 
     @property
@@ -123,10 +125,10 @@ class Verdict:
 class _Hidden:
     """By how much more swaps raised the own batch's loss than the held-out data show.
 
-    What is usual is the middle of those with others. What chance does is how far these are from it, or the lower end of
-    all: only swaps that are better on data that it does not know let a liar move that, and only with half of the others
-    the rest. A sum of what chance does, less `often`, seldom passes the allowance of core/standing.py, as `often` grows
-    with the square of it.
+    The middle of the swaps with others is usual. Chance is how far these are from the middle, or the lower end of all
+    swaps if that is further. Liars move the first two only if half of those swaps are theirs, and the lower end only by
+    swaps that are better on data that they do not know. What may come often grows with the square of chance: so the sum
+    of honest swaps seldom passes the allowance of core/standing.py.
     """
 
     def __init__(self) -> None:
@@ -195,35 +197,23 @@ class Course:
         more of it lands: then others are compared with it."""
         held_out, hidden = (grows * rise for rise in _rises(without, with_it))
         often, once = self._hidden.allowed(source)
-        harm = self._harm(without, with_it, partner, held_out, hidden, once)
-        verdict = Verdict(held_out - max(LEAST_GAIN, COUNTED * self.gain), *harm, hidden - often)
-        if over and math.isfinite(hidden) and not verdict.a_lie:
+        harmful = a_lie = False
+        if not (held_out <= TOLERANCE and hidden <= once):
+            theirs = partner()
+            is_usual = held_out <= max(TOLERANCE, USUAL * self.gain) and hidden <= once
+            if not (is_usual and theirs.held_out <= self._untrained):
+                as_good = _worse(without, theirs, once) < _worse(without, with_it, once)
+                harmful = not (as_good and math.isfinite(held_out + hidden))
+                a_lie = harmful and not theirs.held_out <= max(self.worst, without.held_out)
+        if over and math.isfinite(hidden) and not a_lie:
             self._hidden.saw(source, hidden, measured=with_it.own_counts)
-        return verdict
+        excess = held_out - max(LEAST_GAIN, COUNTED * self.gain)
+        return Verdict(excess, harmful, a_lie, hidden - often)
 
-    def _harm(  # noqa: PLR0913, PLR0917
-        self,
-        without: Losses,
-        with_it: Losses,
-        partner: Callable[[], Losses],
-        held_out: float,
-        hidden: float,
-        once: float,
-    ) -> tuple[bool, bool]:
-        """Whether the swap is harmful, and the partner to blame."""
-        if held_out <= TOLERANCE and hidden <= once:
-            return False, False
-        theirs = partner()
-        trained = theirs.held_out <= self._untrained
-        if trained and held_out <= max(TOLERANCE, USUAL * self.gain) and hidden <= once:
-            return False, False
 
-        def worse(losses: Losses) -> float:
-            shown, only_own = _rises(without, losses)
-            return max(shown, only_own - once)
-
-        as_good = math.isfinite(held_out + hidden) and worse(theirs) < worse(with_it)
-        return not as_good, not as_good and not theirs.held_out <= max(self.worst, without.held_out)
+def _worse(before: Losses, after: Losses, once: float) -> float:
+    held_out, hidden = _rises(before, after)
+    return max(held_out, hidden - once)
 
 
 def _rises(before: Losses, after: Losses) -> tuple[float, float]:

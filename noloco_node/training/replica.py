@@ -64,7 +64,7 @@ LOSSES = 8
 OWN_SHARE, OWN_TOKENS = 4, 1024
 """A swap is judged by one in so many of a batch's examples too, of at most so many tokens: what it costs is lost for
 steps. Of 1024 tokens an honest swap raises that loss by at most 6% (99 of 100; `tiny`, steps of 1024 and 4096 tokens),
-of 2048 as well, and 11% are usual (core/verdict.py)."""
+of 2048 as well; what may come often follows from other swaps (core/verdict.py)."""
 WARM_UP_STEPS = 5
 """Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
 whatever the gradient, would spoil the weights. Until they are over, nothing is offered."""
