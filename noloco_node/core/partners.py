@@ -87,10 +87,14 @@ class Partners:
         """Where it swapped from, or is."""
         return self._swapped_from.get(peer, "") or self.candidates.get(peer, peer)
 
+    def crowd(self, peer: str) -> str:
+        """The place, as all who are there may be one liar; at this node's own, where its friends may be, the peer."""
+        place = self.place(peer)
+        return peer if place == self._own else place
+
     def source(self, peer: str) -> frozenset[str]:
-        """What its swaps may share with those of the same liar: who it is, and its place; not this node's own, which
-        it may share with friends."""
-        return frozenset({peer, self.place(peer)}) - {self._own}
+        """By which swaps of the same liar are known."""
+        return frozenset({peer, self.crowd(peer)})
 
     def standing(self, peer: str, now: float) -> Standing:
         return self.ledger.standing(peer, now, alone=self.alone(peer))

@@ -267,9 +267,8 @@ class Round:
             case Misbehaved(peer, reason):
                 self.partners.ledger.misbehaved(peer, reason, now, self._phase_s)
             case Judged(peer, verdict, exchange):
-                place = self.partners.place(peer)
-                phases = self.partners.ledger.judged(peer, place, verdict, now, self._phase_s)
-                self.partners.charge(peer, place, phases)
+                phases = self.partners.ledger.judged(peer, self.partners.crowd(peer), verdict, now, self._phase_s)
+                self.partners.charge(peer, self.partners.place(peer), phases)
                 if verdict.harmful and verdict.a_lie and self._swap and self._swap.exchange == exchange:
                     self._swap.given_up = TAKEN_BACK
                     return [HangUp(exchange)]

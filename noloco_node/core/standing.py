@@ -1,6 +1,6 @@
 """What a node has seen of its partners itself: how they behaved, and how much of its time they took.
 
-Pure: the time is an argument. Nothing here is hearsay. Two tables, both bounded:
+Pure: the time is an argument. Nothing here is hearsay. All is bounded:
 
 - `Ledger`: what was good and bad of each peer, and until when it is therefore neither called nor accepted. A *strike*
   (what it sent was bad; a correction was taken back) leads to a quarantine, which doubles with each strike; strikes
@@ -97,8 +97,8 @@ _OVER = _Wait()
 
 @dataclass(slots=True)
 class _Harm:
-    """By how much swaps raised the loss, beyond what is usual: of each kind, as chance pays back in one what it takes
-    in the other."""
+    """By how much swaps raised the loss, beyond what is usual. Each kind apart: a sum of the larger of the two would
+    grow by chance."""
 
     held_out: float = 0.0
     own: float = 0.0

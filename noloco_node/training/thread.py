@@ -342,7 +342,7 @@ class TrainingThread:
         with self._times.on("evaluate"), replica.trying_others():
             with_it, grows = replica.losses(), replica.slow.swap_grows
             without = replica.losses_without(own=with_it.own_counts)
-            partner = lambda: replica.losses_without(partner=1)  # noqa: E731
+            partner = lambda: replica.losses_without(partner=1, own=with_it.own_counts)  # noqa: E731
             verdict = self._course.judge(without, with_it, partner, grows, swap.source, over=over)
         return Judged(swap.exchange, verdict, with_it.held_out, without.held_out)
 

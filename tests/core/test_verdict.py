@@ -152,6 +152,23 @@ def test_gifts_on_the_held_out_data_allow_nothing() -> None:
     assert hidden(judging, 0.06, "a liar").harmful
 
 
+def test_what_is_taken_back_for_its_held_out_loss_allows_nothing() -> None:
+    judging = course(4.0, 1.0, 1.0, 1.0)
+    for friend in ("a", "b", "c"):
+        hidden(judging, 0.001, friend)
+    for _ in range(2):
+        decoy = judging.judge(Losses(1.0, 1.5), Losses(1.06, 1.5), lambda: Losses(2.0, 1.5), 1.0, frozenset({"a liar"}))
+        assert decoy.harmful and not decoy.a_lie
+    assert hidden(judging, 0.06, "a liar").harmful
+
+
+def test_as_long_as_nothing_was_measured_it_is_not_known_what_chance_does() -> None:
+    judging = course(3.0, 2.0)
+    for friend in ("a", "b", "c"):
+        judging.judge(Losses(2.0), Losses(2.0, 1.9), lambda: Losses(2.0), 1.0, frozenset({friend}))
+    assert not hidden(judging, 0.06, "one more").harmful
+
+
 @pytest.mark.parametrize("own", [2.0, -math.inf])
 def test_swaps_that_hide_nothing_do_not_tell_how_far_chance_goes(own: float) -> None:
     """Where the own batch's loss is below the held-out one: what is not known counts as no rise."""
