@@ -427,9 +427,18 @@ class Replica:
 
     # ---- evaluation ----
     def evaluate(self) -> float:
-        """Loss at the present θ on held-out data, the same for every replica. From a boundary to the next step θ is φ:
-        the weights that are published. Raises ShortOfMemory, NotMeasured."""
-        self._eval_loss = self._gradients.evaluate()
+        """Loss of φ, the weights that are published, on held-out data, the same for every replica. Raises
+        ShortOfMemory, NotMeasured."""
+        if self.position.phase_step == 0:  # θ is φ
+            self._eval_loss = self._gradients.evaluate()
+            return self._eval_loss
+        try:  # where training begins again in the middle of a phase
+            with self._elsewhere() as others:
+                self.slow.arrive()
+                model.fill(others, self.phi)
+                self._eval_loss = self._gradients.evaluate()
+        except torch.OutOfMemoryError:
+            raise ShortOfMemory("the GPU has no memory to evaluate the slow weights") from None
         return self._eval_loss
 
     def sample_text(self, go_on: Callable[[], bool]) -> str:

@@ -226,9 +226,10 @@ def test_a_step_waits_once(gpu: PretendedGpu, replica: Callable[..., Replica], m
 
 
 def test_an_evaluation_waits_once(gpu: PretendedGpu, replica: Callable[..., Replica]) -> None:
-    """However many micro-batches it has."""
+    """However many micro-batches it has; after each phase."""
     it = replica(micro_batch=1)
-    train(it, 1)
+    train(it, 2)
+    assert it.position.phase_step == 0
     with gpu.watching() as seen:
         it.evaluate()
     assert len(seen.waits) == 1, lines(seen)

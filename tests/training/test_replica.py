@@ -479,7 +479,7 @@ def test_a_peers_state_is_tried_without_a_trace() -> None:
     donor, replica = small_replica("a"), small_replica("b")
     train(donor, 7)
     train(replica, 4)
-    before, own = everything(replica), replica.evaluate()
+    before, own = everything(replica), replica.losses().held_out
     trial = replica.try_state(live_state(donor))
     assert everything(replica) == before
     assert trial.own == own and trial.theirs == pytest.approx(evaluated_at(donor.phi))
@@ -492,6 +492,15 @@ def test_a_peers_state_is_tried_without_a_trace() -> None:
     with pytest.raises(PeerMisbehaved):
         replica.try_state(b"short")
     assert everything(replica) == before
+
+
+def test_an_evaluation_in_a_phase_is_of_the_slow_weights_and_leaves_no_trace() -> None:
+    replica = small_replica()
+    train(replica, 4)
+    before = everything(replica)
+    found = replica.evaluate()
+    assert everything(replica) == before
+    assert found == evaluated_at(replica.phi) != replica.losses().held_out
 
 
 def evaluated_at(phi: torch.Tensor) -> float:

@@ -180,10 +180,13 @@ def test_subnormal_numbers_count_as_zeros() -> None:
 
 def test_a_resumed_phase_goes_on_in_its_middle() -> None:
     replica = small_replica()
-    train(replica, 4)
+    train(replica, 3)
+    published = replica.evaluate()
+    train(replica, 1)
     with running(lambda: resumed(replica)) as watched:
         assert watched.next(Ready).round == 1
         watched.thread.begin()
+        assert watched.next(Evaluated) == Evaluated(1, published), "of the weights that `eval` measures"
         ended = watched.until(PhaseEnded).done
         assert (ended.round, ended.steps, ended.tokens) == (2, 6, 2 * 64)
 
