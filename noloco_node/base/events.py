@@ -121,8 +121,8 @@ class PeerFaulted:
 
 
 def rate(amount: float, seconds: float) -> float | None:
-    """Per second; None where no time has passed."""
-    return amount / seconds if seconds > 0 else None
+    """Per second; None where there was nothing, or no time has passed."""
+    return amount / seconds if amount and seconds > 0 else None
 
 
 Event = PhaseDone | RoundCommitted | WentSolo | Evaluated | Sampled | RolledBack | TakenBack | PeerFaulted

@@ -139,7 +139,7 @@ class NodeStats:
             round_s = (ended - began) / (last - first)
         elif phase and phase.left_s is not None and phase.part < 1:
             round_s = phase.left_s / (1 - phase.part)
-        elif self.last:
+        elif self.last and self.last.tokens:
             round_s = self.last.seconds
         left = max(0.0, self.rounds_target - self.round - (phase.part if phase else 0.0))
         return None if round_s is None else left * round_s

@@ -61,7 +61,7 @@ def row(record: PeerRecord, round: int, now: float, via: str | None) -> PeerRow:
         round=record.round,
         lag=round - record.round,
         via=via,
-        tokens_per_s=record.tokens_per_s,
+        tokens_per_s=record.tokens_per_s or None,
         loss=record.loss or None,
         eval_loss=record.eval_loss or None,
         last_seen_s=max(0.0, now - record.time),

@@ -198,6 +198,14 @@ def test_the_time_left_follows_the_pace_of_the_last_rounds() -> None:
     assert shown(stats).left_s == 0.0
 
 
+def test_a_phase_without_a_step_shows_no_rate_and_no_time_left() -> None:
+    """As the first one of a node that comes back with a checkpoint of a phase's end."""
+    stats = NodeStats(rounds_target=10)
+    stats.observe(PhaseDone(7, 350, 5.0, tokens=0, seconds=0.002))
+    assert shown(stats).loss == 5.0
+    assert shown(stats).tokens_per_s is shown(stats).left_s is None
+
+
 def test_with_phases_by_time_no_step_is_the_last() -> None:
     stats = NodeStats(rounds_target=10)
     assert shown(stats).steps_target is None

@@ -19,7 +19,7 @@ RUN = manifest.verify(SIGNED)
 
 
 def record(peer: Identity, state: str, round_: int, age_s: float = 0.0):
-    standing = Presence(state, round_, 0, 0.0, 9e3, ())
+    standing = Presence(state, round_, 0, 0.0, 9e3 if state == "training" else 0.0, ())
     written = signed_record(peer, standing, run_id=RUN.run_id, boot=b"b" * 16, now=NOW - age_s)
     return accept(peer.peer_id, written, RUN.run_id, NOW - age_s, ttl_s=60)
 
@@ -40,6 +40,7 @@ def test_lag_counts_from_the_highest_round_and_training_peers_are_counted():
     assert view.peers[0].name == name_of(PEERS[0].peer_id)
     assert view.peers[0].last_seen_s == pytest.approx(5)
     assert view.peers[0].loss is None, "a record without one says 0"
+    assert [row.tokens_per_s for row in view.peers] == [9e3, None, None]
 
 
 def test_a_peer_whose_record_expired_is_gone():

@@ -746,6 +746,7 @@ def test_a_checkpoint_at_the_very_end_of_a_phase_goes_on_with_its_boundary() -> 
     with begun(lambda: resumed(replica)) as watched:
         ended = watched.until(PhaseEnded).done
         assert (ended.round, ended.steps, ended.tokens, ended.loss) == (1, 3, 0, losses[-1])
+        assert ended.tokens_per_s is ended.learning_rate is None, "not known without a step"
 
 
 @pytest.mark.parametrize(
