@@ -290,7 +290,8 @@ def peers(parser: argparse.ArgumentParser) -> None:
     option(rows, "--state STATE", "only peers in this state, as training or paused")
     option(rows, "--name TEXT", "only peers with this in their name or id")
     _other_swarm(parser)
-    output = parser.add_argument_group("output")
+    lag = "lag: rounds behind this node when that peer was last seen, as its round;"
+    output = parser.add_argument_group("output", f"{lag}\nwith --bootstrap behind the furthest")
     option(output, "--watch", "repeat until Ctrl-C (exit code 130)")
     home_and_json(output)
 

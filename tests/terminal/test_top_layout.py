@@ -278,6 +278,7 @@ def test_keys_that_make_sense_now():
     helped = "\n".join(drawn(a_picture(), 80, 24, shows_help=True))
     assert "finish the swap, save, and end the node" in helped
     assert "a round averaged with a partner" in helped
+    assert "lag: rounds behind this node when that peer was last seen, as its round" in helped
 
 
 def test_control_characters_of_peers_are_removed():

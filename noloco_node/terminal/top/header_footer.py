@@ -126,6 +126,7 @@ def manual(width: int, height: int) -> list[Text]:
         Text.assemble(("○", SOLO), "  a round without a complete swap, with its reason; training continued"),
         Text.assemble(("×", TAKEN_BACK), "  a partner's correction, taken back: it had made the model worse"),
         Text.assemble(("≤", "dim"), "  the highest value of the chart"),
+        Text("lag: rounds behind this node when that peer was last seen, as its round"),
         Text(),
         Text("More: `noloco-node status`, `peers`, `doctor`; each has --help.", "dim"),
     ]

@@ -4,12 +4,13 @@ import { element, refill } from "./dom.js";
 import { NOTHING, count, loss, plain, rate, shortId, size, span } from "./words.js";
 
 export class Table {
-  // A column: { title, of(row) for sorting, show(row) text or element, words: true for text, which is aligned left }.
+  // A column: { title, hint for the pointer, of(row) for sorting, show(row) text or element, words: true for text, which
+  // is aligned left }.
   constructor(at, columns, sortedBy, down = false) {
     Object.assign(this, { columns, sortedBy, down, rows: [], first: () => false });
     this.heads = columns.map((column, number) =>
       element("th", { scope: "col", class: column.words ? null : "number" },
-        element("button", { type: "button", onclick: () => this.sort(number) }, column.title)));
+        element("button", { type: "button", title: column.hint ?? null, onclick: () => this.sort(number) }, column.title)));
     this.body = element("tbody");
     at.replaceChildren(element("table", {}, element("thead", {}, element("tr", {}, ...this.heads)), this.body));
   }
@@ -56,7 +57,7 @@ export const peersTable = (at, now, heard) => new Table(at, [
   { title: "refused", of: (row) => row.refused, show: counted("refused"), when: some("refused") },
   { title: "failed", of: (row) => row.failed, show: counted("failed"), when: some("failed") },
   { title: "round", of: (row) => (gone(row) ? null : row.round), show: (row) => (gone(row) ? NOTHING : String(row.round)) },
-  { title: "lag", of: (row) => (gone(row) ? null : row.lag), show: (row) => (row.self || gone(row) ? NOTHING : String(row.lag)) },
+  { title: "lag", hint: "rounds behind this node when that peer was last seen, as its round", of: (row) => (gone(row) ? null : row.lag), show: (row) => (row.self || gone(row) ? NOTHING : String(row.lag)) },
   { title: "loss", of: (row) => row.loss, show: (row) => loss(row.loss) },
   { title: "held-out", of: (row) => row.eval_loss, show: (row) => loss(row.eval_loss) },
   { title: "tokens/s", of: (row) => row.tokens_per_s, show: (row) => rate(row.tokens_per_s) },
