@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.status import Status
 
 from noloco_node.base.units import count, span
 from noloco_node.base.validation import printable
@@ -165,7 +166,13 @@ def _place(args: argparse.Namespace) -> Weights:
 
 
 def _load(args: argparse.Namespace, places: Sequence[Weights]) -> Trained:
-    return weights.load(places, _sources(args, places[0].file.run))
+    with _waiting("loading the model"):  # which imports transformers
+        return weights.load(places, _sources(args, places[0].file.run))
+
+
+def _waiting(what: str) -> Status:
+    """On a terminal, while it lasts."""
+    return Console(stderr=True).status(what)
 
 
 def _sources(args: argparse.Namespace, run: Manifest) -> Sources:
@@ -179,7 +186,8 @@ def _measured(trained: Trained, args: argparse.Namespace) -> Measured:
     settings = _settings(args)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    corpus = load_corpus(trained.run.data, _sources(args, trained.run), trained.tokenizer)
+    with _waiting("reading the text"):
+        corpus = load_corpus(trained.run.data, _sources(args, trained.run), trained.tokenizer)
     with Progress() as say, _beside_a_node():
         return measure(trained, corpus, settings.device, partial(say, "evaluating"))
 

@@ -223,6 +223,16 @@ def test_an_evaluation_says_on_stderr_that_it_goes_on(exported: Path, capsys: py
     assert re.fullmatch(r"evaluating: 0 of \d+ done\n", capsys.readouterr().err), "in a log too, before it begins"
 
 
+def test_on_a_terminal_each_wait_says_what_for(
+    exported: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes stderr for one
+    assert main(["eval", str(exported)]) == 0
+    shown = capsys.readouterr().err
+    waits = "loading the model", "reading the text", "evaluating"
+    assert tuple(dict.fromkeys(re.findall("|".join(waits), shown))) == waits, "each is drawn ten times a second"
+
+
 def test_where_a_node_fills_the_gpu_only_the_loss_is_missing(
     made: Left, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
