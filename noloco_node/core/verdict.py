@@ -9,7 +9,7 @@ loss is 0.05, as without verdicts; where all of the own loss counted, 284 of 326
 
 What the own batch shows and the held-out data do not is compared with the last swaps with others (`_Hidden`): where all
 see the same data a few per cent are a lot, where each sees its own, a tenth is nothing. *(Three real nodes beside one
-that harms so: a training loss of 0.32 to 0.35, without the comparison 0.89, unattacked 0.28. Simulated, eight replicas
+that harms so: a training loss of 0.32 to 0.40, without the comparison 0.89, unattacked 0.28. Simulated, eight replicas
 that see other classes of images, Dirichlet 0.1 and 0.3, three seeds each: 0.7% less to 2% more loss than without it.)*
 
 What is usual follows from the replica's own course, `Course`: a swap may cost what a phase gains, whatever the partner
