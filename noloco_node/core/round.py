@@ -269,7 +269,7 @@ class Round:
             case Judged(peer, verdict, exchange):
                 phases = self.partners.ledger.judged(peer, self.partners.crowd(peer), verdict, now, self._phase_s)
                 self.partners.charge(peer, self.partners.place(peer), phases)
-                if verdict.harmful and verdict.a_lie and self._swap and self._swap.exchange == exchange:
+                if verdict.a_lie and self._swap and self._swap.exchange == exchange:
                     self._swap.given_up = TAKEN_BACK
                     return [HangUp(exchange)]
             case Closing(reason):

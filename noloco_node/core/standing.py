@@ -174,7 +174,7 @@ class Ledger:
         record.taken_back += verdict.harmful
         remember(self._harm_at, place, at_place := self._harm_at.get(place) or _Harm(), MAX_PEERS)
         of_place = at_place.add(verdict)
-        if record.harm.add(verdict) or (verdict.harmful and verdict.a_lie):
+        if record.harm.add(verdict) or verdict.a_lie:
             record.harm, of_place = _Harm(), False
             self._strike(peer, HEAVY, "taken_back" if verdict.harmful else "harmful", now, phase_s)
         return max(ALLOWANCE_PHASES * of_place, TAKEN_BACK_PHASES * verdict.harmful)

@@ -117,7 +117,7 @@ class Verdict:
     harmful: bool = False
     """To be taken back."""
     a_lie: bool = False
-    """The partner is to blame."""
+    """It is harmful, and the partner is to blame."""
     own_excess: float = 0.0
     """As `excess`, of what only the own batch shows."""
 

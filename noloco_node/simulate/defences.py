@@ -70,8 +70,7 @@ class Guard:
         without, with_it = (Losses(loss, 0.0) for loss in losses)
         verdict = self.course.judge(without, with_it, lambda: Losses(theirs(), 0.0), grows)
         phases = self._ledger.judged(str(partner), str(partner), verdict, self._now, PHASE_S)
-        if phases:
-            self._shares.charge(str(partner), str(partner), phases)
+        self._shares.charge(str(partner), str(partner), phases)
         return verdict.harmful
 
 
