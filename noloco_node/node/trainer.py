@@ -132,7 +132,6 @@ class TrainingNode(BaseNode):
         self._keeper: CheckpointKeeper | None = None
         self._ready: Ready | None = None
         self._gpu = GpuView()
-        self._phase_s = 0.0
         self._own_end = _NEVER
         """The round at which this node stops by its own limit."""
         self._before_ended = self._ended = 0
@@ -394,7 +393,7 @@ class TrainingNode(BaseNode):
         match message:
             case PhaseEnded(done, offer, closed, seconds, spent):
                 self._stats.spend(spent)
-                self._phase_s = seconds
+                self._stats.phase_s = seconds
                 self._observe(done)
                 self._handle(lifecycle.Signal.BOUNDARY)
                 self._rounds.boundary(done.round, seconds, offer, closed)
@@ -413,7 +412,7 @@ class TrainingNode(BaseNode):
         if self._own_stage.at or author.rules.ended:
             self._stats.rounds_target = self._stats.round  # it may have ended earlier than planned
         self._handle(lifecycle.Signal.WORK_DONE)
-        await self._settled(min(LAST_SWAP_S, self._phase_s))
+        await self._settled(min(LAST_SWAP_S, self._stats.phase_s))
         self._handle(lifecycle.Signal.LAST_ROUND_OVER)
         await self._settled(SETTLE_S)
         with suppress(TimeoutError):

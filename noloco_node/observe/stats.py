@@ -77,6 +77,8 @@ class NodeStats:
     """The training thread's seconds."""
     device_bytes: int | None = None
     short_of_memory: str | None = None
+    phase_s: float = 0.0
+    """What the last phase took, as a whole one: the part that a resumed node trained of one is reckoned up."""
     _ends: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_ROUNDS + 1))
     """Round and training clock at the end of the last phases."""
     _step_now: int = 0
@@ -140,7 +142,7 @@ class NodeStats:
         elif phase and phase.left_s is not None and phase.part < 1:
             round_s = phase.left_s / (1 - phase.part)
         elif self.last and self.last.tokens:
-            round_s = self.last.seconds
+            round_s = self.phase_s
         left = max(0.0, self.rounds_target - self.round - (phase.part if phase else 0.0))
         return None if round_s is None else left * round_s
 

@@ -3,6 +3,7 @@
 A request in, a response out, without IO; server.py sends the events of `/api/live`.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from importlib import resources
@@ -15,6 +16,8 @@ from noloco_node.web.http import RefusedRequest, Request, Response
 from noloco_node.web.live import NodeViews
 
 LIVE = "/api/live"
+LARGE_S = 0.5
+"""How old an answer with all peers or the whole history may be: of 2048 peers one takes 45 ms, and anybody may ask."""
 
 _TYPES = {
     "html": "text/html; charset=utf-8",
@@ -41,8 +44,8 @@ class Site:
         self._reads: Mapping[str, Callable[[], Response]] = {
             **{path: lambda file=file: file for path, file in _files().items()},  # type: ignore[misc]
             "/api/status": lambda: _json(node.status()),
-            "/api/peers": lambda: _json(node.peers()),
-            "/api/history": lambda: _json(node.history()),
+            "/api/peers": _seldom(lambda: _json(node.peers())),
+            "/api/history": _seldom(lambda: _json(node.history())),
             "/metrics": lambda: Response(prometheus.exposition(node.status()), prometheus.CONTENT_TYPE),
             "/healthz": lambda: Response(b"ok\n", _PLAIN),
             "/readyz": self._ready,
@@ -86,6 +89,18 @@ def _files() -> dict[str, Response]:
         if (kind := file.name.rpartition(".")[2]) in _TYPES
     }
     return {**found, "/": found["/index.html"]}
+
+
+def _seldom(build: Callable[[], Response]) -> Callable[[], Response]:
+    built, last = -LARGE_S, Response(b"", _PLAIN)
+
+    def answer() -> Response:
+        nonlocal built, last
+        if time.monotonic() - built >= LARGE_S:
+            built, last = time.monotonic(), build()
+        return last
+
+    return answer
 
 
 def _json(view: View) -> Response:

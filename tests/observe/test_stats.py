@@ -187,6 +187,7 @@ def test_the_time_left_follows_the_pace_of_the_last_rounds() -> None:
         clock = {"step": 10.0 * round, "evaluate": 5.0 * round, "paused": 1000.0 * round}
         stats.spend(Spent(clock))
         stats.observe(PhaseDone(round, 50 * round, 5.0, 1000, 10.0))
+    stats.phase_s = 12.0
     assert shown(stats).left_s == pytest.approx(6 * 15.0)
     paused = StatusView(peer_id="me", name="brisk-heron", version="0", state="paused")
     assert stats.fill(paused).left_s is None, "nothing comes closer"
@@ -196,6 +197,12 @@ def test_the_time_left_follows_the_pace_of_the_last_rounds() -> None:
     assert shown(stats).left_s == pytest.approx(2 * 12.0), "a peer's state: the rounds between were not its own"
     stats.observe(PhaseDone(10, 500, 5.0, 1000, 12.0))
     assert shown(stats).left_s == 0.0
+
+
+def test_of_a_phase_that_was_resumed_at_its_end_the_time_left_is_by_a_whole_one() -> None:
+    stats = NodeStats(rounds_target=10, phase_s=20.0)
+    stats.observe(PhaseDone(7, 350, 5.0, tokens=100, seconds=2.0))
+    assert shown(stats).left_s == 3 * 20.0
 
 
 def test_a_phase_without_a_step_shows_no_rate_and_no_time_left() -> None:

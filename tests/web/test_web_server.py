@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from noloco_node.host import config
 from noloco_node.views.documents import document
 from noloco_node.views.history import HistoryView, Point
 from noloco_node.views.peers import PeersView
-from noloco_node.web import http, live, server
+from noloco_node.web import http, live, routes, server
 from noloco_node.web.access import names_here, token_in
 from noloco_node.web.live import PageState, changes
 
@@ -107,6 +108,22 @@ async def test_the_views_are_the_documents_of_the_command_line(served: Server, v
     assert (status, fields["Content-Type"]) == (200, "application/json")
     assert json.loads(body) == json.loads(json.dumps(document(getattr(served.node, view)())))
     assert json.loads(body)["schema"] == 1
+
+
+@pytest.mark.parametrize("view", ["peers", "history"])
+async def test_who_asks_for_a_large_view_all_the_time_has_it_built_seldom(
+    served: Server, view: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+    build = getattr(served.node, view)
+    monkeypatch.setattr(served.node, view, lambda: built.append(time.monotonic()) or build())
+    answers = {(await served.ask(f"/api/{view}"))[2] for _ in range(40)}
+    assert len(answers) == 1
+    assert all(later - earlier >= routes.LARGE_S for earlier, later in pairwise(built))
+    monkeypatch.setattr(routes, "LARGE_S", 0.0)
+    before = len(built)
+    await served.ask(f"/api/{view}")
+    assert len(built) == before + 1
 
 
 async def test_head_is_get_without_the_body(served: Server) -> None:
