@@ -136,10 +136,11 @@ def tokenize(args: argparse.Namespace) -> int:
     paths = sources.find(tuple(args.files))
     if any(path.resolve() == out.resolve() for path in paths):
         raise UsageError(f"--out names {out}, which is one of the files to read: name another")
-    with writing(out, "name another file with --out"):  # which may be in a folder of others, or too long a name
-        there = out.exists()
-    if there and not args.force:
-        raise _exists(out)
+    # which may be in a folder of others, or too long a name
+    with writing(out, "name another file with --out"), suppress(FileNotFoundError):
+        out.lstat()
+        if not args.force:
+            raise _exists(out)
     tokenizer, name = _tokenizer(args.tokenizer)
     kilobytes = sum(path.stat().st_size for path in paths) // 1000
     with Progress() as bar:

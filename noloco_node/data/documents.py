@@ -120,12 +120,13 @@ class Documents:
                     return f"cannot read {self._path}, which is damaged: {error}"
                 try:
                     decoder.decode(block, final=not block)
-                except UnicodeDecodeError as error:
+                except UnicodeError as error:
+                    if not isinstance(error, UnicodeDecodeError) or "BOM" in error.reason:  # Python 3.13, 3.14
+                        name = codecs.lookup(self._encoding).name
+                        return f"{self._path} is not {name.upper()} text: it has no BOM. Try --encoding {name}-le"
                     at, byte = before + len(block) - len(error.object) + error.start, error.object[error.start]
                     what = f"{self._path} is not {self._encoding.upper()} text: byte {at} is 0x{byte:02x}"
                     return f"{what}. Name its encoding, as in --encoding latin-1, or convert it"
-                except UnicodeError as error:  # as without a mark of the byte order
-                    return f"{self._path} is not {self._encoding.upper()} text: {error}. Try --encoding utf-16-le"
                 before += len(block)
 
     # ---- tables ----

@@ -13,6 +13,7 @@ socket open when they fail, and its handlers run in tasks that nothing keeps or 
 import asyncio
 import importlib.util
 import logging
+import multiprocessing
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -455,6 +456,18 @@ class _Parts(NamedTuple):
     outbound: Outbound
 
 
+@contextmanager
+def _workers_are_forks() -> Iterator[None]:
+    """hivemind makes a semaphore as it is imported. Where workers are no forks, which is the default from Python 3.14
+    on, it would have a name, and a process of its own that complains on stderr when this one ends."""
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)
+    try:
+        yield
+    finally:
+        multiprocessing.set_start_method(chosen, force=True)
+
+
 def _import_hivemind() -> Hivemind:
     """Without torch, which a rendezvous and who only looks have no use for: 1 s of CPU and 150 MB. It renames a log
     level and adds a coloured handler: both are undone.
@@ -465,6 +478,7 @@ def _import_hivemind() -> Hivemind:
     """
     with (
         warnings.catch_warnings(),
+        _workers_are_forks(),
         _parts_of("hivemind"),
         _parts_of("hivemind.utils") as utils,
         _parts_of("hivemind.dht"),

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -48,6 +49,23 @@ from noloco_node.wire.peer_pb2_grpc import ExchangeStub, RunsStub, add_ExchangeS
 LIBP2P_NODE = Path(__file__).parents[1] / "helpers" / "libp2p_node.py"
 GONE_S = 5.0 * PATIENCE  # after kill -9, processes and files of a node are gone within this time
 NOTICED_S = 7.0 * PATIENCE  # a p2pd that hangs is killed after 4.8 s at most; the rest is for a busy machine
+
+
+WHERE_WORKERS_ARE_NO_FORKS = """
+import multiprocessing
+from multiprocessing import resource_tracker
+from noloco_node.transport import libp2p
+multiprocessing.set_start_method("spawn")
+libp2p._import_hivemind()
+print(multiprocessing.get_start_method(), resource_tracker._resource_tracker._pid)
+"""
+
+
+def test_hivemind_is_imported_without_a_semaphore_that_somebody_must_remove() -> None:
+    """Python says on stderr, after a node's own last sentence, that one was left."""
+    words = [sys.executable, "-c", WHERE_WORKERS_ARE_NO_FORKS]
+    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.stdout == "spawn None\n"
 
 
 @pytest.fixture
