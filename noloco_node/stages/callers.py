@@ -13,9 +13,11 @@ what the others get, beside the first few: who hangs up before its loss is known
 argument.
 """
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
-from math import sqrt
+from heapq import heappop, heappush
+from itertools import count
+from math import inf, sqrt
 from statistics import fmean, median, median_high
 from typing import Generic, TypeVar
 
@@ -44,36 +46,46 @@ T = TypeVar("T")
 
 
 class Turns(Generic[T]):
-    """What waits, one of each caller in turn: who sends more waits longer, and nobody else does."""
+    """What waits, in the order in which it would be done if all callers were worked for at once, each as much: who
+    sends more, or larger ones, waits longer, and nobody else does. Who comes back after a pause, or is new, begins
+    where the others are. (Self-clocked fair queueing: Golestani, INFOCOM 1994.)"""
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[str, deque[T]] = OrderedDict()
+        self._waiting: list[tuple[int, int, T]] = []
+        self._order = count()
+        self._done = 0
+        """How much had been done for each caller, if all had been worked for at once."""
+        self._due: dict[str, int] = {}
+        """Of those of whom something waits: when the last of it will be done, by the same measure."""
 
-    def put(self, caller: str, item: T) -> None:
-        self._waiting.setdefault(caller, deque()).append(item)
+    def put(self, caller: str, item: T, work: int) -> None:
+        self._due[caller] = due = max(self._due.get(caller, 0), self._done) + work
+        heappush(self._waiting, (due, next(self._order), item))
 
     def next(self) -> T | None:
         if not self._waiting:
             return None
-        caller, items = self._waiting.popitem(last=False)
-        item = items.popleft()
-        if items:
-            self._waiting[caller] = items
+        self._done, _, item = heappop(self._waiting)
+        self._due = {caller: due for caller, due in self._due.items() if due > self._done}
         return item
 
 
 @dataclass(slots=True)
 class _Caller:
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     heard_at: float = 0.0
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    mean: float = 0.0
+    middle: float = inf
+    """Of its losses, once it is known."""
 
     @property
     def is_known(self) -> bool:
         return len(self.losses) >= LEAST
 
-    @property
-    def mean(self) -> float:
-        return fmean(self.losses) if self.is_known else 0.0
+    def note(self, loss: float) -> None:
+        self.losses.append(loss)
+        if self.is_known:
+            self.mean, self.middle = fmean(self.losses), median(self.losses)
 
 
 class Callers:
@@ -82,7 +94,7 @@ class Callers:
         self._counted: deque[tuple[float, str, int]] = deque(maxlen=COUNTED)
         """Of what was learned from: when, from whom, how many tokens."""
         self._passed_on: deque[tuple[float, str, int]] = deque(maxlen=COUNTED)
-        """Of a stage in the middle: when, from whom, 1."""
+        """Of a stage in the middle: when, from whom, how many examples."""
 
     def counts(self, caller: str, loss: float, tokens: int, now: float) -> bool:
         """Whether to learn from a micro-batch. `loss`: of a token."""
@@ -97,45 +109,50 @@ class Callers:
 
     def not_believed(self, now: float) -> list[str]:
         """Whose micro-batches are much worse than the others'."""
-        here = {caller: each for caller, each in self._callers.items() if each.heard_at >= now - HEARD_S}
-        return sorted(caller for caller, each in here.items() if each.mean > WORSE * self._others(caller, now))
+        known = self._known(now)
+        middles = sorted(each.middle for each in known.values())
+        at = (len(middles) - 1) // 2  # of the middle without one of them
+        if at < 1:
+            return []
+        return sorted(
+            caller for caller, each in known.items() if each.mean > WORSE * middles[at + (each.middle <= middles[at])]
+        )
 
-    def passes_on(self, caller: str, evaluates: bool, now: float) -> bool:
+    def passes_on(self, caller: str, examples: int, evaluates: bool, now: float) -> bool:
         """Whether a stage in the middle sends a micro-batch to the next one."""
         found = self._callers.get(caller)
         if found and found.heard_at < now - HEARD_S:
-            found.losses.clear()
+            found = self._callers[caller] = _Caller(found.heard_at)
         if found and found.mean > WORSE * self._others(caller, now):
             return False
         if evaluates:
             return True
-        known = self._known_others(caller, now)
-        if not (found and found.is_known) and len(known) > 1:
-            taken = _taken(self._passed_on, now)
-            if taken[caller] >= LEAST + TRIED * median(taken[other] for other in known):
-                return False
-        self._passed_on.append((now, caller, 1))
+        known, taken = self._known(now), _taken(self._passed_on, now)
+        usual = median_high([size for _, _, size in self._passed_on] or [examples])
+        is_tried = not (found and found.is_known) and len(known) > 1
+        if is_tried and taken[caller] >= LEAST * usual + TRIED * median(taken[each] for each in known):
+            return False
+        # the next stage counts losses of micro-batches, however small they are
+        self._passed_on.append((now, caller, max(examples, usual)))
         return True
 
     def _is_worse(self, caller: str, loss: float, now: float) -> bool:
         others = self._others(caller, now)
         found = self._callers.get(caller) or _Caller()
         remember(self._callers, caller, found, MOST_CALLERS)
-        found.losses.append(min(loss, SINGLE * others))
+        found.note(min(loss, SINGLE * others))
         found.heard_at = now
         return loss > SINGLE * others or found.mean > WORSE * others
 
     def _others(self, caller: str, now: float) -> float:
         """What a token costs with the others: a few that are far lower or higher do not change it."""
-        known = [median(each.losses) for each in self._known_others(caller, now).values()]
-        return median_high(known) if len(known) > 1 else float("inf")
+        middles = [each.middle for other, each in self._known(now).items() if other != caller]
+        return median_high(middles) if len(middles) > 1 else inf
 
-    def _known_others(self, caller: str, now: float) -> dict[str, _Caller]:
-        return {
-            other: each
-            for other, each in self._callers.items()
-            if other != caller and each.is_known and each.heard_at >= now - HEARD_S
-        }
+    def _known(self, now: float) -> dict[str, _Caller]:
+        """Of those who called lately."""
+        since = now - HEARD_S
+        return {caller: each for caller, each in self._callers.items() if each.is_known and each.heard_at >= since}
 
     def _within_share(self, caller: str, tokens: int, now: float) -> bool:
         taken = _taken(self._counted, now)

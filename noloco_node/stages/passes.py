@@ -55,6 +55,8 @@ EVALUATION_S = 10.0
 """For all of an evaluation, in which nothing is trained."""
 MEASURED_AT_ONCE = 4
 """Micro-batches of an evaluation under way: without a graph they may be as large as a step."""
+WITH_GRADIENT = 3
+"""Times the work of a micro-batch that only evaluates."""
 PASSED_ON = 0.9
 """Of the time that a stage is given, what it gives the next one."""
 MOST_OF_ACTIVATIONS = 100.0
@@ -286,7 +288,8 @@ class StagePasses(Gradients):
 
     def _put_away(self, letter: Letter) -> None:
         if isinstance(letter, Asked):
-            self._turns.put(letter.caller, letter)
+            work = 1 if letter.evaluates else WITH_GRADIENT
+            self._turns.put(letter.caller, letter, work * len(letter.targets))
         else:
             self._put_off.append(letter)
 
@@ -339,7 +342,7 @@ class StagePasses(Gradients):
         if factor < 1:
             self._lose(asked)
             return
-        if not self._at.last and not self._callers.passes_on(asked.caller, asked.evaluates, now):
+        if not self._at.last and not self._callers.passes_on(asked.caller, len(asked.targets), asked.evaluates, now):
             self._lose(asked)
             return
         if asked.evaluates and not asked.tries:

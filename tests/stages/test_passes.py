@@ -183,6 +183,23 @@ def test_a_middle_stage_says_whose_micro_batch_it_passes_on_and_passes_on_none_o
     assert isinstance(asked.answer.exception(0), LostMicroBatch) and len(sent) == 1, "a is not believed"
 
 
+def test_turns_are_by_examples_and_an_evaluation_is_a_third_of_the_work() -> None:
+    last, order = StageInTest(staged_run(2), 1), list[str]()
+    for caller, examples, evaluates in [
+        *2 * [("large", 4, False)],
+        *3 * [("small", 1, False)],
+        ("evaluates", 4, True),
+    ]:
+        answer: Future[Answer] = Future()
+        answer.add_done_callback(lambda _, caller=caller: order.append(caller))
+        activations = torch.randn(examples, *last.task.part.activations)
+        targets = torch.zeros(examples, *last.task.part.targets, dtype=torch.long)
+        last.letters.put(Asked(activations, targets, evaluates, time.monotonic() + 60, answer, caller))
+    while len(order) < 6:
+        last.replica.pass_on(0.01)
+    assert order == ["small", "evaluates", "small", "small", "large", "large"]
+
+
 def test_what_overflows_is_lost_for_its_sender_and_costs_no_step() -> None:
     """Finite, but its square is not: the first activations and the first gradient that a stage gets."""
     run = staged_run(2)
