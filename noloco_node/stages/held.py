@@ -20,9 +20,9 @@ MOST_HELD_BYTES, MOST_BYTES_OF_CALLER = 1 << 30, 1 << 29
 """As they were sent, in all and of a caller that sends more than one."""
 MOST_CALLERS = 3
 """Whose held-out data are kept, those who sent last: of three, one that lies does not move the middle."""
-MOST_USES = 24
-"""Of a caller's held-out data, of which a round takes three or four, before it sends anew. Then it has left, or sends
-to other peers, and what its weights were says nothing any more."""
+MOST_ROUNDS = 8
+"""In which a caller's held-out data are used before it sends anew. Then it has left, or sends to other peers, and what
+its weights were says nothing any more."""
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class HeldCall:
 @dataclass(slots=True)
 class _Of(Generic[T]):
     found: deque[tuple[T, int]] = field(default_factory=deque)
-    uses: int = 0
+    rounds: int = 0
     """Since the last one came."""
 
 
@@ -105,7 +105,7 @@ class Kept(Generic[T]):
             return
         its = self._of.setdefault(caller, _Of())
         its.found.append((data, examples))
-        its.uses = 0
+        its.rounds = 0
         self._of.move_to_end(caller)
         if len(self._of) > MOST_CALLERS:
             self._of.popitem(last=False)
@@ -113,10 +113,12 @@ class Kept(Generic[T]):
             while len(each.found) > 1 and sum(size for _, size in each.found) > most / len(self._of):
                 each.found.popleft()
 
-    def of_each(self) -> list[list[T]]:
-        """To measure with once."""
+    def next_round(self) -> None:
+        """Not between two measurements that are compared: who is forgotten is in neither."""
         for caller, its in [*self._of.items()]:
-            its.uses += 1
-            if its.uses > MOST_USES:
+            its.rounds += 1
+            if its.rounds > MOST_ROUNDS:
                 del self._of[caller]
+
+    def of_each(self) -> list[list[T]]:
         return [[data for data, _ in each.found] for each in self._of.values()]

@@ -23,7 +23,7 @@ import math
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,7 +52,7 @@ from noloco_node.training.task import Batch, Closable, Comparable, ExampleStream
 DEADLINE_S = 20.0
 """For a micro-batch, from its activations to the gradient at them."""
 EVALUATION_S = 10.0
-"""For all of an evaluation, in which nothing is trained."""
+"""For all of an evaluation, in which nothing is trained. A swap's verdict takes two or three."""
 MEASURED_AT_ONCE = 4
 """Micro-batches of an evaluation under way: without a graph they may be as large as a step."""
 WITH_GRADIENT = 3
@@ -351,7 +351,7 @@ class StagePasses(Gradients):
         if not self._at.last:
             self._forward(inputs, asked.targets, asked, time.monotonic() + PASSED_ON * (asked.until - time.monotonic()))
         elif asked.evaluates:
-            asked.answer.set_result(Answer(self._held_out_loss(inputs, asked.targets), None))
+            asked.answer.set_result(Answer(self._held_out_loss([(inputs, asked.targets)]), None))
         else:
             inputs.requires_grad_()
             loss = self._loss_in_parts(inputs, asked.targets)
@@ -484,47 +484,48 @@ class StagePasses(Gradients):
 
     def evaluate(self, tries: bool = False) -> float:
         """Of what came from the stage before, the middle of what each caller's held-out data say."""
+        if not tries:  # at a boundary
+            self._kept.next_round()
         try:
             own = split(self._part.held_out(), self.examples)
             each = [[*map(self._part.split, own)]] if self._at.first else self._kept.of_each()
-            found = [self._measure(measured, tries) for measured in each]
+            sums = map(self._held_out_loss, each) if self._at.last else self._measured_elsewhere(each, tries)
+            tokens = [sum(targets.numel() for _, targets in measured) for measured in each]
+            found = [total / size for total, size in zip(sums, tokens, strict=True)]
         except torch.OutOfMemoryError:
             raise NotMeasured("there is no memory for it now") from None
         if not found:
             raise NotMeasured("no held-out data has come from the stage before")
         return median(found)
 
-    def _measure(self, measured: Collection[tuple[Tensor, Tensor]], tries: bool) -> float:
-        tokens = sum(targets.numel() for _, targets in measured)
-        if self._at.last:
-            return sum(self._held_out_loss(self._there(inputs), targets) for inputs, targets in measured) / tokens
-        return self._measured_elsewhere(measured, tries) / tokens
-
-    def _held_out_loss(self, inputs: Tensor, targets: Tensor) -> float:
-        """Of the last stage."""
+    def _held_out_loss(self, measured: Collection[tuple[Tensor, Tensor]]) -> float:
+        """Of the last stage: the sum of their losses."""
         with self.evaluating():
-            return float(self._loss_in_parts(inputs, targets))
+            return sum(float(self._loss_in_parts(self._there(inputs), targets)) for inputs, targets in measured)
 
-    def _measured_elsewhere(self, measured: Collection[tuple[Tensor, Tensor]], tries: bool) -> float:
-        """The sum of their losses, as the next stage finds them. Raises NotMeasured."""
+    def _measured_elsewhere(self, each: Sequence[Collection[tuple[Tensor, Tensor]]], tries: bool) -> list[float]:
+        """The sums of their losses, as the next stage finds them. Raises NotMeasured."""
         if not self._stage.link.ready():
             raise NotMeasured("nobody of the next stage can be asked now")
-        until, left = time.monotonic() + EVALUATION_S, iter(measured)
-        waiting = {self._send_to_measure(*each, until, tries) for each in islice(left, MEASURED_AT_ONCE)}
-        total = 0.0
+        until, sums = time.monotonic() + EVALUATION_S, [0.0] * len(each)
+        left = ((whose, micro) for whose, measured in enumerate(each) for micro in measured)
+
+        def send(some: int) -> dict[int, int]:
+            return {self._send_to_measure(*micro, until, tries): whose for whose, micro in islice(left, some)}
+
+        waiting = send(MEASURED_AT_ONCE)
         while waiting:
             match letter := self._wait_for_letter(until - time.monotonic()):
                 case Answered(ticket, answer) if ticket in waiting:
-                    waiting.remove(ticket)
-                    total += answer.loss
-                    waiting |= {self._send_to_measure(*each, until, tries) for each in islice(left, 1)}
+                    sums[waiting.pop(ticket)] += answer.loss
+                    waiting |= send(1)
                 case None:
                     raise NotMeasured("the next stage does not answer in time")
                 case Lost(ticket) if ticket in waiting:
                     raise NotMeasured("the next stage does not answer")
                 case _:
                     self._put_away(letter)
-        return total
+        return sums
 
     def _send_to_measure(self, inputs: Tensor, targets: Tensor, until: float, tries: bool) -> int:
         with self.evaluating():

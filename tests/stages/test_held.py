@@ -27,10 +27,16 @@ def test_who_sends_nothing_any_more_is_forgotten_after_some_rounds() -> None:
     """It has left, or its data go to another node: this one would measure with its activations for ever."""
     kept = held_module.Kept[str]()
     kept.keep("gone", "old", 1, 8)
-    for use in range(held_module.MOST_USES):
-        kept.keep("here", f"new {use}", 1, 1)
-        assert kept.of_each() == [["old"], [f"new {use}"]]
-    assert kept.of_each() == [[f"new {held_module.MOST_USES - 1}"]]
-    assert all(kept.of_each() for _ in range(held_module.MOST_USES - 2)) and not kept.of_each()
+    for round_ in range(held_module.MOST_ROUNDS):
+        kept.keep("here", f"new {round_}", 1, 1)
+        kept.next_round()
+        assert all(kept.of_each() == [["old"], [f"new {round_}"]] for _ in range(9)), "as often as wanted, in a round"
+    kept.next_round()
+    assert kept.of_each() == [[f"new {held_module.MOST_ROUNDS - 1}"]]
+    for _ in range(held_module.MOST_ROUNDS - 2):
+        kept.next_round()
+    assert kept.of_each()
+    kept.next_round()
+    assert not kept.of_each()
     kept.keep("gone", "back", 1, 8)
     assert kept.of_each() == [["back"]]

@@ -22,7 +22,8 @@ from noloco_node.data.stream import TokenStream
 from noloco_node.errors import UsageError
 from noloco_node.run.schema import Manifest, ModelSpec, StagesSpec
 from noloco_node.stages import passes
-from noloco_node.stages.letters import Answer, Asked, Letter, Lost, LostMicroBatch, Sent
+from noloco_node.stages.held import MOST_ROUNDS
+from noloco_node.stages.letters import Answer, Answered, Asked, Letter, Lost, LostMicroBatch, Sent
 from noloco_node.stages.part import Position, layers_of, part_of, whole_model
 from noloco_node.stages.passes import DEADLINE_S, StageTask
 from noloco_node.training import model
@@ -341,6 +342,49 @@ def test_one_callers_held_out_data_do_not_decide_what_a_stage_measures() -> None
         examples.append(asked.answer.result().loss)
     honest, lie = examples[0] / targets.numel(), examples[2] / targets.numel()
     assert last.replica.evaluate() == pytest.approx(honest, abs=1e-6) and abs(lie - honest) > 1e-4
+
+
+def test_what_a_caller_that_has_left_sent_is_forgotten_at_a_boundary_and_not_within_a_verdict() -> None:
+    """With and without a swap are measured on the same data, however often: here neither weights nor swap change."""
+    last = StageInTest(staged_run(2), 1)
+    targets = torch.zeros(1, *last.task.part.targets, dtype=torch.long)
+
+    def sends(caller: str, value: float) -> None:
+        activations = torch.linspace(-value, 1, 16).expand(1, *last.task.part.activations)
+        last.letters.put(Asked(activations, targets, True, time.monotonic() + 60, Future(), caller))
+        last.replica.pass_on(0.01)
+
+    sends("left", 10.0)
+    last.replica.evaluate()
+    both, found = last.task._passes.evaluate(tries=True), list[float]()
+    for _ in range(2 * MOST_ROUNDS):
+        sends("stays", 1.0)
+        last.replica.evaluate()
+        found.append(last.replica.losses().held_out)
+        assert all(last.replica.losses().held_out == found[-1] for _ in range(4))
+    assert len(set(found)) == 2 and both not in found
+    assert found.count(found[0]) == MOST_ROUNDS - 1
+
+
+def test_all_of_an_evaluation_has_the_same_time_whoever_its_data_came_from() -> None:
+    middle, sent = StageInTest(staged_run(3), 1), list[Sent]()
+    middle.wire.send = lambda micro: None  # type: ignore[method-assign]
+    targets = torch.zeros(1, *middle.task.part.targets, dtype=torch.long)
+    losses = {"a": 1.0, "b": 2.0, "c": 40.0}
+    for caller in losses:
+        activations = torch.randn(1, *middle.task.part.activations)
+        middle.letters.put(Asked(activations, targets, True, time.monotonic() + 60, Future(), caller))
+        middle.replica.has_data(0.01)
+
+    def send(micro: Sent) -> None:
+        sent.append(micro)
+        if len(sent) == len(losses):  # else they are sent one after the other
+            for each, loss in zip(sent, losses.values(), strict=True):
+                middle.letters.put(Answered(each.ticket, Answer(loss * targets.numel(), None)))
+
+    middle.wire.send = send  # type: ignore[method-assign]
+    assert middle.replica.evaluate() == losses["b"]
+    assert len({each.until for each in sent}) == 1
 
 
 async def test_each_stage_of_an_installed_task_can_be_tried_out() -> None:
