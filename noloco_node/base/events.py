@@ -16,8 +16,9 @@ class PhaseDone:
     steps: int
     """The replica's place in the run's schedule, with the steps of others before it joined. With phases by time: the
     steps that this replica did."""
-    loss: float
-    """Mean training loss over the phase."""
+    loss: float | None
+    """Mean training loss over the phase; of one without a step the loss of the last step before, None where there was
+    none."""
     tokens: int
     """Tokens trained on in this phase."""
     seconds: float

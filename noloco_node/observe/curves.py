@@ -85,8 +85,8 @@ class Curves:
                 if not (0 <= at <= LATEST and all(0 <= int(line.get(key, 0)) <= _MOST for key in ("round", "steps"))):
                     continue
                 if kind == "PhaseDone":
-                    round, step, loss = int(line["round"]), int(line["steps"]), float(line["loss"])
-                    self._add(Point(at, round, step, loss))
+                    round, step, loss = int(line["round"]), int(line["steps"]), line["loss"]
+                    self._add(Point(at, round, step, None if loss is None else float(loss)))
                 elif kind == "Evaluated":
                     self._evaluated(int(line["round"]), float(line["eval_loss"]))
             except (ValueError, TypeError, KeyError, OverflowError):
@@ -111,7 +111,8 @@ class Curves:
         )
 
     def _point(self, done: PhaseDone, now: float) -> None:
-        swarm_loss = _mean([done.loss, *(other.loss for other in self._others if other.loss)])
+        own = [] if done.loss is None else [done.loss]
+        swarm_loss = _mean([*own, *(other.loss for other in self._others if other.loss)])
         memory = done.host_bytes if done.device_bytes is None else done.device_bytes
         figures = (done.tokens_per_s, done.learning_rate, done.gradient_norm, done.mfu, memory)
         self._add(Point(now, done.round, done.steps, done.loss, None, swarm_loss, None, *figures))
@@ -140,6 +141,6 @@ class Curves:
         self._meetings[peer, partner] += 1
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: list[float]) -> float | None:
     """fmean raises OverflowError for some losses that a stranger may name."""
-    return sum(values) / len(values)
+    return sum(values) / len(values) if values else None

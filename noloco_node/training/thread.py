@@ -533,11 +533,11 @@ class TrainingThread:
             phase.norms += [norm] if norm is not None and math.isfinite(norm) else []
 
     def _done(self, replica: Replica, phase: _Phase, seconds: float) -> PhaseDone:
-        tokens = phase.steps * replica.tokens_per_step
+        tokens, mean = phase.steps * replica.tokens_per_step, phase.loss()
         return PhaseDone(
             round=replica.round,
             steps=replica.steps,
-            loss=replica.last_loss if (mean := phase.loss()) is None else mean,
+            loss=replica.last_loss if mean is None and replica.tokens else mean,
             tokens=tokens,
             seconds=seconds,
             stall_ms=self._stall_ms(),

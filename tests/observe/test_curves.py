@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, TakenBack, WentSolo, as_json
+from noloco_node.base.units import NOTHING
 from noloco_node.observe.curves import LATEST_POINTS, PAIRS, PIECES, POINTS, RATES, Curves
 from noloco_node.observe.log_tail import SAID, LogTail
 from noloco_node.views.documents import document, from_json, to_json
 from noloco_node.views.history import HistoryView
+from noloco_node.views.round_line import round_line
 
 ME, OTHER, THIRD = "me", "other", "third"
 
@@ -26,6 +28,21 @@ class Peer:
     eval_loss: float = 0.0
     partner: str = THIRD
     committed: int = 0
+
+
+def test_a_phase_without_a_step_has_no_loss(tmp_path: Path) -> None:
+    """As of a later stage that gets no micro-batch."""
+    history, done = Curves(ME), replace(phase(1), loss=None, tokens=0)
+    history.observe(done, 100.0)
+    history.seen([Peer()])
+    history.observe(replace(done, round=2), 104.0)
+    assert [(point.loss, point.swarm_loss) for point in history.view().points] == [(None, None), (None, 4.0)]
+    assert round_line(*history.ended(), None, None).endswith(f"loss {NOTHING}")
+    events = tmp_path / "events.jsonl"
+    events.write_text(json.dumps(as_json(done, 100.0)))
+    again = Curves(ME)
+    again.replay(events)
+    assert [(point.round, point.loss) for point in again.view().points] == [(1, None)]
 
 
 def test_a_round_as_points_and_pieces() -> None:
