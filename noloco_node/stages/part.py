@@ -8,6 +8,8 @@ that can be cut brings its own parts (`Cuttable`).
   head where another stage has them: so it is never larger than the part. Whether the model does something else outside
   its layers (positions that are added, a scaled embedding) is found by sending activations through none of them: they
   must come out as they went in.
+- A stage but the last computes each micro-batch again for its gradient. Whether both times come to the same, without
+  dropout, is found by sending activations through one layer: it must draw no random number.
 - Embedding and head are in two stages, so they are not tied, whatever the config says.
 - Each stage has first weights of its own seed.
 
@@ -58,7 +60,7 @@ class Position:
 
 
 class Part(Protocol):
-    """What one stage trains. Shapes are of one example."""
+    """What one stage trains. Shapes are of one example. `forward` of the same twice comes to the same: no dropout."""
 
     @property
     def activations(self) -> tuple[int, ...]:
@@ -202,11 +204,30 @@ def _check(module: nn.Module) -> None:
     """Raises UsageError where the model is not cut so simply."""
     base: Any = module.base_model
     names = {name for name, _ in base.named_children()}
-    if names - {"rotary_emb"} != {"embed_tokens", "layers", "norm"} or not _only_layers(base):
+    if names - {"rotary_emb"} != {"embed_tokens", "layers", "norm"} or not torch.equal(*_through(base, 0)):
         raise UsageError(
             f"stages: {type(module).__name__} cannot be cut into stages, as it does something else outside its layers: "
             "take a model in Llama's shape (LlamaConfig, MistralConfig, Qwen3Config), or leave [stages] out"
         )
+    chance = torch.get_rng_state()
+    _through(base, 1)
+    if not torch.equal(chance, torch.get_rng_state()):
+        raise UsageError(
+            "stages: the model has dropout, and a stage computes each micro-batch twice, which must come to the same: "
+            "set it to 0 in model.config, or leave [stages] out"
+        )
+
+
+def _through(base: Any, layers: int) -> tuple[Tensor, Tensor]:
+    """Some activations that go in behind the embedding, and what they become in so many layers, without a norm."""
+    whole = base.layers, base.norm
+    base.layers, base.norm = base.layers[:layers], nn.Identity()
+    try:
+        given = torch.linspace(-1, 1, 4 * base.config.hidden_size).view(1, 4, -1)
+        with torch.no_grad():
+            return given, base(inputs_embeds=given, use_cache=False).last_hidden_state
+    finally:
+        base.layers, base.norm = whole
 
 
 def _strip(module: nn.Module, at: Position) -> nn.Module:
@@ -219,15 +240,3 @@ def _strip(module: nn.Module, at: Position) -> nn.Module:
         module.lm_head = None  # type: ignore[assignment]
     module.part = f"stage {at}\n"  # type: ignore[assignment]
     return module
-
-
-def _only_layers(base: Any) -> bool:
-    """Whether activations that go in behind the embedding change in the layers and the last norm only."""
-    layers, norm = base.layers, base.norm
-    base.layers, base.norm = nn.ModuleList(), nn.Identity()
-    try:
-        given = torch.linspace(-1, 1, 4 * base.config.hidden_size).view(1, 4, -1)
-        with torch.no_grad():
-            return torch.equal(base(inputs_embeds=given, use_cache=False).last_hidden_state, given)
-    finally:
-        base.layers, base.norm = layers, norm

@@ -107,6 +107,15 @@ def test_a_model_that_does_more_than_its_layers_is_not_cut() -> None:
         StageInTest(run.model_copy(update={"model": gpt2}), 1)
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_model_with_dropout_is_not_cut(stage: int) -> None:
+    """The gradient that comes back would be that of other activations."""
+    run = staged_run(2)
+    dropout = run.model.model_copy(update={"config": {**run.model.config, "attention_dropout": 0.01}})
+    with pytest.raises(UsageError, match="has dropout"):
+        StageInTest(run.model_copy(update={"model": dropout}), stage)
+
+
 def test_a_lost_micro_batch_is_counted_and_not_waited_for() -> None:
     nodes = chain(staged_run(2))
     answers: list[Answer] = []
