@@ -12,6 +12,7 @@ one without other files in it.
 
 import errno
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -28,24 +29,29 @@ from noloco_node.version import VERSION
 
 _OURS = {
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
-    *("README.md", signed_file.NAME),
+    *("README.md", signed_file.NAME, "model.safetensors", "model.safetensors.index.json"),
 }
+_SHARD = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
+"""Of weights that are too large for one file."""
 _SPARE_BYTES = 64 << 20  # for everything but the weights
 _ELSEWHERE = "name another place with --to"
 
 
 def check(folder: Path) -> None:
-    """Raises UsageError where an export would replace anything but an earlier export."""
+    """Raises UsageError where an export would replace anything but an earlier export, or the working directory: whoever
+    is in it would then be in a folder that is gone."""
     try:
         there = {path.name for path in folder.iterdir()}
     except FileNotFoundError:
         return
     except OSError as error:
         raise atomic_files.cannot_write(f"an export into {folder}", error, _ELSEWHERE) from error
-    foreign = sorted(name for name in there if name not in _OURS and not _is_weights(name))
+    foreign = sorted(name for name in there if name not in _OURS and not _SHARD.fullmatch(name))
     if there and (foreign or signed_file.NAME not in there):
         what = foreign[0] if foreign else sorted(there)[0]
         raise UsageError(f"{folder} is not empty and not an export (it has {what}): name another folder with --to")
+    if folder.samefile("."):
+        raise UsageError(f"{folder} is the folder you are in, and an export replaces it: name another folder with --to")
 
 
 def write(folder: Path, trained: Trained, measured: Measured | None, history: History) -> None:
@@ -155,10 +161,6 @@ def _about(trained: Trained, measured: Measured | None) -> dict[str, Any]:
         "eval_loss": measured.loss if measured else None,
         "eval_tokens": measured.tokens if measured else None,
     }
-
-
-def _is_weights(name: str) -> bool:
-    return name.startswith("model") and name.endswith((".safetensors", ".safetensors.index.json"))
 
 
 def _require_room(folder: Path, trained: Trained) -> None:

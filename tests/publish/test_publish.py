@@ -31,7 +31,7 @@ from noloco_node.data.sources import Sources
 from noloco_node.errors import Incompatible, UsageError
 from noloco_node.host import remembered
 from noloco_node.host.home import Home
-from noloco_node.publish.hf_folder import byte_tokenizer
+from noloco_node.publish import hf_folder
 from noloco_node.publish.model_card import history
 from noloco_node.publish.weights import Fetched
 from noloco_node.run import manifest, signed_file
@@ -255,8 +255,8 @@ def test_a_token_is_a_byte(exported: Path) -> None:
         assert ids == list(text.encode())
         assert tokenizer.decode(ids) == text
     assert len(tokenizer) == 256
-    assert byte_tokenizer() == (exported / "tokenizer.json").read_bytes()
-    letters = json.loads(byte_tokenizer())["model"]["vocab"]
+    assert hf_folder.byte_tokenizer() == (exported / "tokenizer.json").read_bytes()
+    letters = json.loads(hf_folder.byte_tokenizer())["model"]["vocab"]
     assert list(letters.values()) == list(range(256))
     assert hashlib.sha256(" ".join(letters).encode()).hexdigest()[:16] == "675b1e113e8e7d78", "of each export"
 
@@ -280,6 +280,31 @@ def test_it_takes_the_place_of_an_earlier_export_and_of_nothing_else(
     assert "is not empty and not an export" in refused(capsys, *export(mine))
     assert "cannot write an export into" in refused(capsys, *export(mine / "config.json"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "model"]
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model.safetensors.index.json"])
+def test_an_earlier_export_may_be_in_several_files(name: str, tmp_path: Path) -> None:
+    for each in ("noloco.json", name):
+        (tmp_path / each).touch()
+    hf_folder.check(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model-finetuned.safetensors", "model.fp16.safetensors", "model-00001.safetensors"])
+def test_weights_that_no_export_writes_are_not_replaced(name: str, tmp_path: Path) -> None:
+    for each in ("noloco.json", "model.safetensors", name):
+        (tmp_path / each).touch()
+    with pytest.raises(UsageError, match=f"not an export .it has {re.escape(name)}"):
+        hf_folder.check(tmp_path)
+
+
+def test_it_does_not_take_the_place_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell would stay in a folder that is gone."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for folder in (here, Path()):
+        with pytest.raises(UsageError, match="is the folder you are in"):
+            hf_folder.check(folder)
 
 
 def test_it_removes_what_a_killed_export_to_the_same_place_left(
