@@ -38,7 +38,7 @@ def status(  # noqa: PLR0913, PLR0917
     weights: tuple[Health, ...] = (),
     stage: StageView | None = None,
 ) -> StatusView:
-    """`node`: what every node shows (node/base.py)."""
+    """`node`: what every node shows (node/base.py); `seen`: peers whose records have not expired, as of `peers`."""
     run, seen_of = rules.run if rules else None, rounds.standings()
     totals, parameters = rounds.tally, ready.parameters if ready else None
     saves = (keeper, parameters) if keeper and parameters else None
@@ -125,7 +125,7 @@ def peers(
     """`seen_of`: what this node has seen of them itself. A record may be many short rounds old, so a peer's round is
     compared with this node's of the same moment."""
     now, then = time.time(), own.curves.round_at
-    living = [rows.row(record, then(record.time), now, via(record.peer_id)) for record in rows.living(seen, now)]
+    living = [rows.row(record, then(record.time), now, via(record.peer_id)) for record in seen]
     return PeersView(tuple(own.stats.fill_row(row) for row in standings.fill(living, seen_of)))
 
 

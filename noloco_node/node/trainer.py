@@ -704,7 +704,7 @@ class TrainingNode(BaseNode):
     # ---- views ----
     def status(self) -> StatusView:
         node = replace(super().status(), dht=self._membership.dht)
-        seen = self._membership.seen.values()
+        seen = self._membership.living
         found = (*(self._rules.health() if self._rules else ()), *(self._catch_up.health() if self._catch_up else ()))
         now = time.monotonic()
         unfound = self._membership.health(now) or (self._author.health(now) if self._author else ())
@@ -726,7 +726,7 @@ class TrainingNode(BaseNode):
         )
 
     def peers(self) -> PeersView:
-        seen, seen_of = self._membership.seen.values(), self._rounds.standings()
+        seen, seen_of = self._membership.living, self._rounds.standings()
         return status.peers(self._recorder, seen, self._transport.via, seen_of)
 
     def round_events(self) -> list[str]:

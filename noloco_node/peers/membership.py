@@ -18,7 +18,7 @@ from noloco_node.base.places import claimed, several
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import span
 from noloco_node.errors import NolocoError, SwarmUnreachable
-from noloco_node.peers import run_registry
+from noloco_node.peers import rows, run_registry
 from noloco_node.peers.cache import PeerCache
 from noloco_node.peers.directory import REFUSED, REFUSED_REMEDY, SILENT, Directory
 from noloco_node.peers.record import TTL_S, PeerRecord, Presence
@@ -81,6 +81,11 @@ class Membership:
     def dht(self) -> Mapping[str, int]:
         """What the directory has done so far."""
         return dict(self._directory.done) if self._directory else {}
+
+    @property
+    def living(self) -> list[PeerRecord]:
+        """Those whose records have not expired since the last look-up, as they do while look-ups fail."""
+        return rows.living(self.seen.values(), time.time())
 
     @property
     def answered(self) -> bool:

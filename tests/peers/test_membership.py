@@ -129,6 +129,29 @@ def test_a_node_whose_look_ups_fail_says_so(tmp_path: Path, monkeypatch: pytest.
     assert SILENT in membership.health(time.monotonic() + 2 * TTL_S)[0].text
 
 
+def test_who_was_seen_is_not_counted_for_longer_than_a_record_lives(
+    tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where look-ups fail, since the network daemon is down."""
+
+    async def fails(_: object) -> Found:
+        raise TimeoutError
+
+    membership, directory = entered(tmp_path)
+    now = time.time()
+    found = accept(identity.peer_id, record(identity, now=now), RUN, now, TTL_S)
+    assert found
+    directory.found = Found({identity.peer_id: found})
+    asyncio.run(membership.look())
+    assert membership.living == [found]
+    monkeypatch.setattr(Directory, "peers", fails)
+    with pytest.raises(TimeoutError):
+        asyncio.run(membership.look())
+    assert list(membership.seen.values()) == [found], "they may still answer"
+    monkeypatch.setattr(time, "time", lambda: now + TTL_S + 1)
+    assert membership.living == []
+
+
 def test_a_node_whose_record_nobody_stores_says_so(tmp_path: Path, identity: Identity) -> None:
     """As where its clock is minutes off, or that of the only rendezvous is."""
     membership, directory = entered(tmp_path)
