@@ -81,10 +81,11 @@ class PretendTerminal:
         return self.process.returncode
 
     def is_restored(self) -> bool:
-        """The screen, the cursor, the wrapping and the keyboard's mode are as they were."""
+        """The screen, the cursor, the wrapping, pasting and the keyboard's mode are as they were."""
         modes = self.bytes.rfind(b"\x1b[?1049l") > self.bytes.rfind(b"\x1b[?1049h")
         modes &= self.bytes.rfind(b"\x1b[?25h") > self.bytes.rfind(b"\x1b[?25l")
         modes &= self.bytes.rfind(b"\x1b[?7h") > self.bytes.rfind(b"\x1b[?7l")
+        modes &= self.bytes.rfind(b"\x1b[?2004l") > self.bytes.rfind(b"\x1b[?2004h")
         return modes and termios.tcgetattr(self._far) == self.mode_before
 
     def hang_up(self) -> None:

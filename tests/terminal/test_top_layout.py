@@ -494,7 +494,8 @@ def test_leave_asks_once():
     assert desk.press("x", 1.0) == []
     assert desk.said(1.0) is None
     assert desk.press("y", 2.0) == [], "nothing was asked"
-    assert desk.press("ly", 3.0) == [Command.LEAVE]
+    assert desk.press("ly", 3.0) == [] and desk.said(3.0) == LEAVE_QUESTION, "typed before it was asked"
+    assert desk.press("y", 3.5) == [Command.LEAVE]
     assert desk.press("l", 4.0) == []
     assert desk.press("y", 60.0) == [], "too late"
     desk.press("l", 70.0)
@@ -512,6 +513,30 @@ def test_keys_and_answers():
     desk.say("paused", 10.0)
     assert desk.said(10.0 + SAID_S - 0.1) == "paused"
     assert desk.said(10.0 + SAID_S) is None
+
+
+@pytest.mark.parametrize("text", ["\x1b[200~only\x1b[r y\n\x1b[201~", "\x1bOp", "\x1b[1;5q", "\x1b[A\x1b[B"])
+def test_what_is_pasted_and_escape_sequences_are_no_commands(text: str):
+    for cut in range(1, len(text)):
+        desk = Keys()
+        pressed = [desk.press(part, 0.0) for part in (text[:cut], text[cut:], "p", "r" + text + "p")]
+        assert pressed == [[], [], [Command.PAUSE], [Command.RESUME, Command.PAUSE]], f"arrives in two parts: {cut}"
+        assert not desk.said(0.0)
+
+
+def test_a_long_text_is_not_kept_while_it_is_pasted():
+    desk = Keys()
+    desk.press("\x1b[200~", 0.0)
+    for _ in range(2000):
+        assert desk.press(1024 * "l", 0.0) == []
+    assert desk.press("\x1b[201~p", 0.0) == [Command.PAUSE]
+
+
+def test_escape_closes_the_help_and_the_key_after_it_counts():
+    desk = Keys()
+    desk.press("?", 0.0)
+    assert desk.press("\x1b", 0.0) == [] and not desk.shows_help
+    assert desk.press("p", 0.0) == [Command.PAUSE]
 
 
 # ---- lines for a pipe ----

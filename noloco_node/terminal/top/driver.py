@@ -18,8 +18,9 @@ from rich.text import Text
 
 from noloco_node.terminal.top.glyphs import in_ascii
 
-_ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"  # alternate screen, no cursor, no wrapping at the right edge
-_LEAVE = "\x1b[?7h\x1b[?25h\x1b[0m\x1b[?1049l"
+# alternate screen, no cursor, no wrapping at the right edge, marks around what is pasted
+_ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[?2004h\x1b[2J"
+_LEAVE = "\x1b[?2004l\x1b[?7h\x1b[?25h\x1b[0m\x1b[?1049l"
 _KEYS_BYTES, _CTRL_L = 1024, b"\x0c"
 _USUAL = os.terminal_size((80, 24))
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

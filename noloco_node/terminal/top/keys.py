@@ -1,5 +1,6 @@
 """What keys do: keys in, commands out. Keeps what is open, and the last answer and until when it is shown."""
 
+import re
 from enum import Enum, auto
 
 SAID_S = 5.0
@@ -22,6 +23,9 @@ class Command(Enum):
     QUIT = auto()
 
 
+_SEQUENCE = re.compile(r"\x1b(\[200~.*?\x1b\[201~|\[(?!200~)[0-?]*[ -/]*[@-~]|O.|[^\[O\x1b])", re.DOTALL)
+"""What was pasted, with the marks that the terminal puts around it; an arrow or function key; a key with Alt."""
+_BEGUN = re.compile(r"\x1b(\[200~.*|\[[0-?]*[ -/]*|O)?\Z", re.DOTALL)
 _COMMANDS = {"p": Command.PAUSE, "r": Command.RESUME, "q": Command.QUIT}
 
 
@@ -31,12 +35,18 @@ class Keys:
         self._asks = False
         self._said: str | None = None
         self._until = 0.0
+        self._begun = ""
+        """Of a sequence whose end has not arrived."""
 
     def press(self, keys: str, now: float) -> list[Command]:
-        """Keys that arrived together; an escape sequence, as an arrow key sends it, is no command."""
-        if len(keys) > 1 and keys.startswith("\x1b"):
-            return []
-        return [command for key in keys if (command := self._press(key, now))]
+        """Keys that arrived together."""
+        commands = []
+        for key in self._without_sequences(keys):
+            if command := self._press(key, now):
+                commands.append(command)
+            if self._asks:  # by this key: what came with it was typed before the question was shown
+                break
+        return commands
 
     def say(self, what: str, now: float) -> None:
         """The answer to an earlier key does not close the question: the key after it would be taken as no answer."""
@@ -47,6 +57,18 @@ class Keys:
         if now >= self._until:
             self._said, self._asks = None, False
         return self._said
+
+    def _without_sequences(self, keys: str) -> str:
+        if self._begun == "\x1b" and keys[0] not in "[O":  # it was the key Escape
+            self._begun = ""
+        typed = _SEQUENCE.sub("", self._begun + keys)
+        begun = _BEGUN.search(typed)
+        if begun is None:
+            self._begun = ""
+            return typed
+        mark, rest = begun[0][:6], begun[0][6:]
+        self._begun = mark + rest[-5:]  # of what is pasted these may be the first ones of the mark at its end
+        return typed if mark == "\x1b" else typed[: begun.start()]
 
     def _press(self, key: str, now: float) -> Command | None:
         if self._asks and self.said(now):
