@@ -291,7 +291,7 @@ def peers(parser: argparse.ArgumentParser) -> None:
     option(rows, "--name TEXT", "only peers with this in their name or id")
     _other_swarm(parser)
     lag = "lag: rounds behind this node when that peer was last seen, as its round;"
-    output = parser.add_argument_group("output", f"{lag}\nwith --bootstrap behind the furthest")
+    output = parser.add_argument_group("output", f"{lag}\nwith --bootstrap behind the middle one of those that train")
     option(output, "--watch", "repeat until Ctrl-C (exit code 130)")
     home_and_json(output)
 

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, TakenBack, WentSolo
 from noloco_node.base.peer_names import name_of
@@ -46,7 +47,7 @@ class Curves:
                 self._pieces.append(Piece("phase", event.round, now - event.seconds, now))
             case Evaluated(round, eval_loss):
                 others = [other.eval_loss for other in self._others if other.eval_loss]
-                self._evaluated(round, eval_loss, _mean([eval_loss, *others]))
+                self._evaluated(round, eval_loss, median([eval_loss, *others]))
             case RoundCommitted():
                 began, sent, received = now - event.seconds, event.sent_bytes, event.received_bytes
                 self._pieces.append(Piece("swap", event.round, began, now, event.partner, None, sent, received))
@@ -112,7 +113,8 @@ class Curves:
 
     def _point(self, done: PhaseDone, now: float) -> None:
         own = [] if done.loss is None else [done.loss]
-        swarm_loss = _mean([*own, *(other.loss for other in self._others if other.loss)])
+        losses = [*own, *(other.loss for other in self._others if other.loss)]
+        swarm_loss = median(losses) if losses else None  # not the mean, which any one of them could make useless
         memory = done.host_bytes if done.device_bytes is None else done.device_bytes
         figures = (done.tokens_per_s, done.learning_rate, done.gradient_norm, done.mfu, memory)
         self._add(Point(now, done.round, done.steps, done.loss, None, swarm_loss, None, *figures))
@@ -139,8 +141,3 @@ class Curves:
         if (peer, partner) not in self._meetings and len(self._meetings) >= PAIRS:
             del self._meetings[next(iter(self._meetings))]  # the pair that was seen first
         self._meetings[peer, partner] += 1
-
-
-def _mean(values: list[float]) -> float | None:
-    """fmean raises OverflowError for some losses that a stranger may name."""
-    return sum(values) / len(values) if values else None

@@ -1,11 +1,13 @@
 """Presence records as rows of tables; and a run with its peers as seen by a node that is no member of it.
 
-Such a node, a rendezvous or `peers --bootstrap`, has no round of its own, so lag counts from the peer with the highest.
+Such a node, a rendezvous or `peers --bootstrap`, has no round of its own, so lag counts from the middle one of its
+peers' rounds: the highest is what any one of them says.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import median_low
 
 from noloco_node.base.peer_names import name_of
 from noloco_node.base.states import AT_WORK
@@ -28,14 +30,14 @@ def run_seen(
 ) -> RunSeen:
     run = verified(signed)
     alive = living(seen.values(), now)
-    furthest = max((record.round for record in alive), default=0)
-    rows = tuple(replace(row(record, furthest, now, via(record.peer_id)), run=run.label) for record in alive)
-    view = RunView(run.run_id, run.label, signed.author, run.rounds, len(alive), training(alive), furthest)
+    middle = median_low([record.round for record in _at_work(alive) or alive] or [0])
+    rows = tuple(replace(row(record, middle, now, via(record.peer_id)), run=run.label) for record in alive)
+    view = RunView(run.run_id, run.label, signed.author, run.rounds, len(alive), training(alive), middle)
     return RunSeen(view, rows)
 
 
 def training(records: Iterable[PeerRecord]) -> int:
-    return sum(record.state in AT_WORK for record in records)
+    return len(_at_work(records))
 
 
 @lru_cache(maxsize=128)  # a node that knows many runs makes its views every second
@@ -46,6 +48,10 @@ def verified(signed: Signed) -> Manifest:
 def peers_view(runs: Iterable[RunSeen]) -> PeersView:
     seen = list(runs)
     return PeersView(tuple(row for one in seen for row in one.peers), tuple(one.run for one in seen))
+
+
+def _at_work(records: Iterable[PeerRecord]) -> list[PeerRecord]:
+    return [record for record in records if record.state in AT_WORK]
 
 
 def living(records: Iterable[PeerRecord], now: float) -> list[PeerRecord]:

@@ -8,6 +8,8 @@ from noloco_node.base.units import NOTHING, loss, rate, size, span
 from noloco_node.terminal.table import Column
 from noloco_node.views.peers import GONE, PeerRow
 
+_WIDEST = 7
+
 
 def cells(peer: PeerRow, columns: Sequence[Column]) -> list[str]:
     return [_CELLS[column.title](peer) for column in columns]
@@ -22,6 +24,11 @@ def quarantine(peer: PeerRow) -> str:
     """`12 min 30 s, taken back`: how long it lasts, and why."""
     why = f", {in_words(peer.quarantined_why)}" if peer.quarantined_why else ""
     return span(peer.quarantined_s) + why if peer.quarantined_s else NOTHING
+
+
+def _cut(figure: str) -> str:
+    """A figure that a peer says itself: one that is too long would take columns from all other peers."""
+    return figure if len(figure) <= _WIDEST else f"{figure[: _WIDEST - 1]}…"
 
 
 def _last_seen(peer: PeerRow) -> str:
@@ -42,14 +49,14 @@ _CELLS: dict[str, Callable[[PeerRow], str]] = {
     "run": lambda peer: peer.run or NOTHING,
     "stage": lambda peer: str(peer.stage or NOTHING),
     "state": lambda peer: peer.state,
-    "round": lambda peer: NOTHING if peer.state == GONE else str(peer.round),
-    "lag": lambda peer: NOTHING if peer.state == GONE else str(peer.lag),
-    "loss": lambda peer: loss(peer.loss),
-    "eval": lambda peer: loss(peer.eval_loss),
+    "round": lambda peer: NOTHING if peer.state == GONE else _cut(str(peer.round)),
+    "lag": lambda peer: NOTHING if peer.state == GONE else _cut(str(peer.lag)),
+    "loss": lambda peer: _cut(loss(peer.loss)),
+    "eval": lambda peer: _cut(loss(peer.eval_loss)),
     "together": lambda peer: str(peer.exchanges),
     "seen": _last_seen,
     "last seen": _last_seen,
-    "tokens/s": lambda peer: rate(peer.tokens_per_s),
+    "tokens/s": lambda peer: _cut(rate(peer.tokens_per_s)),
     "via": lambda peer: peer.via or NOTHING,
     "sent": lambda peer: size(peer.sent),
     "received": lambda peer: size(peer.received),

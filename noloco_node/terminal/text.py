@@ -99,8 +99,8 @@ def peer_line(peer: PeerRow) -> str:
 
 
 def _run(run: RunView) -> list[str]:
-    furthest = f"round {run.round} of {run.rounds}" if run.peers else f"{count(run.rounds, 'round')} in all"
-    return [run.run, f"{count(run.peers, 'peer')} ({run.training} training)" if run.peers else "0 peers", furthest]
+    round_ = f"round {run.round} of {run.rounds}" if run.peers else f"{count(run.rounds, 'round')} in all"
+    return [run.run, f"{count(run.peers, 'peer')} ({run.training} training)" if run.peers else "0 peers", round_]
 
 
 def node_lines(view: StatusView) -> Iterator[list[str]]:

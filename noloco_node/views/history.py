@@ -16,7 +16,7 @@ class Point:
     eval_loss: float | None = None
     """On held-out data, if this round was evaluated."""
     swarm_loss: float | None = None
-    """Mean over the peers that were seen training then, this node included."""
+    """The median of the peers that were seen training then, this node included."""
     swarm_eval_loss: float | None = None
     tokens_per_s: float | None = None
     learning_rate: float | None = None

@@ -17,7 +17,7 @@ class RunView:
     peers: int = 0
     training: int = 0
     round: int = 0
-    """The highest round of its peers."""
+    """The middle one of the rounds of those that train; if none does, of all its peers."""
 
 
 GONE = "gone"

@@ -5,6 +5,8 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
+
 from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, TakenBack, WentSolo, as_json
 from noloco_node.base.units import NOTHING
 from noloco_node.observe.curves import LATEST_POINTS, PAIRS, PIECES, POINTS, RATES, Curves
@@ -75,12 +77,15 @@ def test_a_round_as_points_and_pieces() -> None:
     assert from_json(HistoryView, to_json(history.view())) == history.view()
 
 
-def test_no_loss_of_a_peer_is_too_large_for_a_mean() -> None:
+@pytest.mark.parametrize(("honest", "swarm"), [((4.0, 5.0), 4.5), ((), float("inf"))], ids=["few", "none"])
+def test_peers_with_any_loss_leave_that_of_the_swarm_in_the_middle(honest: tuple[float, ...], swarm: float) -> None:
+    """Where honest peers are more; where there are none, it is still no error."""
     history = Curves(ME)
-    history.seen([Peer(loss=1.7e308, eval_loss=1.7e308), Peer("fourth", loss=1.7e308, eval_loss=1.7e308)])
+    losses = [*honest, *([1.7e308] if honest else [1.7e308, 1.7e308, 1.7e308])]
+    history.seen([Peer(str(number), loss=loss, eval_loss=loss) for number, loss in enumerate(losses)])
     history.observe(phase(1), 0.0)
     history.observe(Evaluated(1, 3.0), 0.0)
-    assert history.view().points[0].swarm_loss == history.view().points[0].swarm_eval_loss == float("inf")
+    assert history.view().points[0].swarm_loss == history.view().points[0].swarm_eval_loss == swarm
 
 
 def test_meetings_of_others_are_read_from_their_records() -> None:

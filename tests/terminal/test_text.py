@@ -194,6 +194,14 @@ def test_the_reasons_of_solo_rounds_are_words():
     assert "(4 partner says diverged, 3 waiting to call again, 2 all peers quarantined, 1 taken back)" in shown
 
 
+def test_figures_of_one_peer_take_at_most_the_last_column_from_the_others():
+    boaster = replace(PEERS.peers[0], round=1 << 53, lag=-(1 << 53), loss=1e15, eval_loss=-1e15, tokens_per_s=1e15)
+    titles = printed(print_peers, PEERS, 80).splitlines()[0].split()
+    lines = printed(print_peers, PeersView((*PEERS.peers, boaster)), 80).splitlines()
+    assert titles[-1:] == ["together"] and lines[0].split() == titles[:-1]
+    assert "100000…" in lines[-1] and max(map(len, lines)) <= 80
+
+
 def test_no_peers():
     assert printed(print_peers, PeersView(), 80) == "no other peer is known yet\n"
 

@@ -120,7 +120,7 @@ def manual(width: int, height: int) -> list[Text]:
     lines += [Text(), title("marks", "", width)]
     lines += [
         Text.assemble(("━", OWN), "  this node's loss, the mean of each round's inner phase"),
-        Text.assemble(("┄", SWARM), "  the mean over the peers that were training then"),
+        Text.assemble(("┄", SWARM), "  the median of the peers that were training then"),
         Text.assemble(("•", EVAL), "  loss on held-out data"),
         Text.assemble(("▅", SWAP), "  a round averaged with a partner; as long as the swap took"),
         Text.assemble(("○", SOLO), "  a round without a complete swap, with its reason; training continued"),

@@ -89,7 +89,7 @@ export const runsTable = (at) => new Table(at, [
   { title: "run", words: true, of: (row) => row.run, show: (row) => element("span", { title: row.run_id }, row.run) },
   { title: "peers", of: (row) => row.peers, show: (row) => String(row.peers) },
   { title: "training", of: (row) => row.training, show: (row) => String(row.training) },
-  { title: "furthest round", of: (row) => row.round, show: (row) => `${row.round} of ${row.rounds}` },
+  { title: "round", of: (row) => row.round, show: (row) => `${row.round} of ${row.rounds}` },
   { title: "author", words: true, of: (row) => row.author, show: (row) => element("span", { title: row.author }, shortId(row.author)) },
 ], 0);
 
