@@ -371,8 +371,8 @@ class TrainingNode(BaseNode):
             self._stats.short_of_memory = now.short_of_memory
             self._stats.spend(spent)
         self._stages.note(time.monotonic())
-        tally = self._rounds.tally
-        self._recorder.curves.sample(tally.sent_bytes, tally.received_bytes, self._stats.round, time.time())
+        used = self._policy.traffic.used
+        self._recorder.curves.sample(used.sent, used.received, self._stats.round, time.time())
 
     async def _read_gpu(self) -> None:
         if self._ready and self._ready.gpu_uuid:

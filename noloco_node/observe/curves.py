@@ -38,7 +38,7 @@ class Curves:
         """By peer: boot and committed rounds of its last record."""
         self._others: Collection[PeerRecord] = ()
         self._before: tuple[float, int, int] | None = None
-        """When, and the bytes sent and received until then."""
+        """When, and the bytes sent and received of the day until then."""
 
     def observe(self, event: Event, now: float) -> None:
         match event:
@@ -67,10 +67,10 @@ class Curves:
         self._committed = {other.peer_id: (other.boot, other.committed) for other in others}
 
     def sample(self, sent: int, received: int, round: int, now: float) -> None:
-        """All bytes so far, and the round of this moment; to be called every second or so."""
+        """The bytes of today so far, and the round of this moment; to be called every second or so."""
         self._rounds.append((now, round))
         before, self._before = self._before, (now, sent, received)
-        if before and (passed := now - before[0]) > 0:
+        if before and (passed := now - before[0]) > 0 and sent >= before[1] and received >= before[2]:  # the same day
             self._rates.append(Rate(now, (sent - before[1]) / passed, (received - before[2]) / passed))
 
     def round_at(self, moment: float) -> int:

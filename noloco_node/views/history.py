@@ -46,7 +46,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Network traffic in the second before."""
+    """Traffic in the second before, of all that `today` of the status counts. There is none where a day begins."""
 
     at: float
     sent_per_s: float

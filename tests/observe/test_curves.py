@@ -102,7 +102,8 @@ def test_meetings_of_others_are_read_from_their_records() -> None:
 
 def test_rates_are_by_the_second_of_the_clock() -> None:
     history = Curves(ME)
-    for now, sent, received in ((10.0, 0, 0), (12.0, 100, 50), (12.0, 100, 50), (13.0, 100, 60)):
+    a_new_day = (14.0, 0, 5)
+    for now, sent, received in ((10.0, 0, 0), (12.0, 100, 50), (12.0, 100, 50), (13.0, 100, 60), a_new_day):
         history.sample(sent, received, 0, now)
     assert [(rate.sent_per_s, rate.received_per_s) for rate in history.view().rates] == [(50.0, 25.0), (0.0, 10.0)]
 

@@ -17,7 +17,7 @@ from noloco_node.errors import NolocoError, NoNodeRunning
 from noloco_node.host.home import Home
 from noloco_node.terminal.picture import Absence, Picture
 from noloco_node.views.history import HistoryView, Rate
-from noloco_node.views.status import StatusView
+from noloco_node.views.status import StatusView, Today
 
 HISTORY_S = 5.0
 """The largest age of the shown log lines."""
@@ -77,14 +77,15 @@ class Poller:
 
 
 class _Traffic:
-    """Bytes per second: the node's own series, continued by the differences of its counters."""
+    """Bytes per second: the node's own series, continued by the differences of the day's counters, as it makes it."""
 
     def __init__(self) -> None:
         self._since: deque[Rate] = deque(maxlen=_RATES)
         self._before: tuple[float, int, int, str] | None = None
 
     def after(self, known: tuple[Rate, ...], status: StatusView, now: float) -> tuple[Rate, ...]:
-        sent, received = status.bytes.sent, status.bytes.received
+        day = status.today or Today()
+        sent, received = day.sent, day.received
         before, self._before = self._before, (now, sent, received, status.peer_id)
         if before and before[3] == status.peer_id and before[0] < now and before[1] <= sent and before[2] <= received:
             passed = now - before[0]
