@@ -71,10 +71,10 @@ async def _watch(get_peers: GetPeers, peer_filter: PeerFilter, as_json: bool) ->
     from rich.console import Group
     from rich.live import Live
 
-    from noloco_node.terminal.text import console, peers_parts
+    from noloco_node.terminal.text import can_redraw, console, peers_parts
 
     out = console()
-    if as_json or not out.is_terminal:
+    if as_json or not can_redraw(out):
         await _print_changes(get_peers, peer_filter, as_json)
     with Live(console=out, auto_refresh=False) as live:
         while True:

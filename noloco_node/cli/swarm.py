@@ -25,7 +25,7 @@ from noloco_node.run.schema import Manifest, StagesSpec
 from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard
 from noloco_node.terminal.swarm_report import Outcome
 from noloco_node.terminal.table import fill
-from noloco_node.terminal.text import console
+from noloco_node.terminal.text import can_redraw, console
 from noloco_node.version import VERSION
 from noloco_node.views.documents import as_error
 
@@ -138,7 +138,7 @@ async def _outcome(plan: _Plan, out: Console, nodes: LocalSwarm, began: float) -
         path.write_text(toml.template(plan.run.name, rounds=plan.run.rounds) + stages, encoding="utf-8")
     if plan.pages:
         out.print(f"web pages, one per node: http://{plan.pages[0]} to http://{plan.pages[-1]}")
-    with LiveBoard(out, plan.target) if out.is_terminal else PlainBoard(out, plan.target, began) as board:
+    with LiveBoard(out, plan.target) if can_redraw(out) else PlainBoard(out, plan.target, began) as board:
         await nodes.run(
             path,
             plan.nodes,

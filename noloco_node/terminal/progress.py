@@ -1,5 +1,5 @@
-"""How far a long piece of work is, on stderr: a bar on a terminal; elsewhere a line where something new begins, and
-every LINE_EVERY_S. Stdout has the results alone."""
+"""How far a long piece of work is, on stderr: a bar on a terminal that can redraw it, else a line where something new
+begins, and every LINE_EVERY_S. Stdout has the results alone."""
 
 import time
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from noloco_node.base.units import span
+from noloco_node.terminal.text import can_redraw
 
 LINE_EVERY_S = 10.0
 
@@ -23,13 +24,14 @@ class Progress:
     def __init__(self, out: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._out = out or Console(stderr=True)
         self._clock = clock
+        self._draws = can_redraw(self._out)
         self._bar = Bar(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             TextColumn("{task.fields[count]}", markup=False),
             console=self._out,
             transient=True,
-            disable=not self._out.is_terminal,
+            disable=not self._draws,
         )
         self._task = self._bar.add_task("", count="", total=None)
         self._what = ""
@@ -52,7 +54,7 @@ class Progress:
         if left := self._left(done, total, now):
             count += f", about {left} left"
         self._bar.update(self._task, completed=done, total=total, description=what, count=f"{count} {note}".rstrip())
-        if not self._out.is_terminal and (what != self._what or now - self._printed >= LINE_EVERY_S):
+        if not self._draws and (what != self._what or now - self._printed >= LINE_EVERY_S):
             self.line(f"{what}: {count}" + (f", {note}" if note else ""))
             self._printed = now
         self._what, self._done = what, done

@@ -1,4 +1,4 @@
-"""Shows a local swarm while it trains: a live table on a terminal, one line per round elsewhere.
+"""Shows a local swarm while it trains: a live table on a terminal that can redraw it, else one line per round.
 
 It is given the nodes' views and the time; it does no network calls and no waiting.
 """

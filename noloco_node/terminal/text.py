@@ -44,6 +44,12 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
+def can_redraw(out: Console) -> bool:
+    """Whether what is shown can be replaced later: not in a pipe, nor on a terminal without cursor addressing, where
+    rich would show nothing before the end."""
+    return out.is_terminal and not out.is_dumb_terminal
+
+
 def print_status(view: StatusView, out: Console) -> None:
     head, *rest = rendezvous_lines(view) if view.state == NodeState.RENDEZVOUS else node_lines(view)
     text = Text(fill(head, out.width))

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from fake_node import OTHER, PEERS, STATUS
 from ports import quiet_port
+from pretend_terminal import PretendTerminal
 
 from noloco_node.base.addresses import parse
 from noloco_node.base.peer_names import short_id
@@ -82,6 +83,13 @@ def test_peers_watched_through_a_pipe_until_ctrl_c(running):
             *_, last = ["", *watching.stdout]
             ended = {"schema": 1, "error": {"code": 130, "sentence": "interrupted by Ctrl-C or SIGTERM"}}
             assert (json.loads(last) == ended) if words else ("interrupted" not in last)
+
+
+def test_peers_watched_on_a_terminal_that_redraws_nothing(running):
+    with PretendTerminal("peers", "--watch", "--home", os.environ["NOLOCO_HOME"], environ={"TERM": "dumb"}) as terminal:
+        terminal.until(lambda seen: "calm-otter training, round 40" in seen, "a line")
+        terminal.type("\x03")
+        assert terminal.ended() == EXIT_INTERRUPTED
 
 
 async def test_a_watcher_is_told_when_a_quarantine_begins_and_ends(monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from noloco_node.terminal.progress import Progress
@@ -14,9 +15,11 @@ class Clock:
         return self.now
 
 
-def test_in_a_log_a_line_for_what_is_new_and_one_every_ten_seconds():
+@pytest.mark.parametrize("terminal", [False, True], ids=["a file", "a terminal that redraws nothing"])
+def test_in_a_log_a_line_for_what_is_new_and_one_every_ten_seconds(terminal, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
     out, clock = io.StringIO(), Clock()
-    with Progress(Console(file=out), clock) as say:
+    with Progress(Console(file=out, force_terminal=terminal), clock) as say:
         for done in range(5):
             say("fp32", done, 20)
             clock.now += 4
