@@ -138,6 +138,8 @@ async def _send(writer: asyncio.StreamWriter, response: Response, *, keep_alive:
 
 
 async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    if writer.transport.is_closing():  # the connection was reset; uvloop's write would raise RuntimeError
+        raise ConnectionResetError
     writer.write(data)
     async with asyncio.timeout(SEND_S):
         await writer.drain()

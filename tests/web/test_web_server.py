@@ -1,10 +1,12 @@
 """The page's server, tested with raw bytes: its answers, its refusals, and its limits."""
 
 import asyncio
+import gc
 import json
 import os
 import socket
 import stat
+import struct
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -467,6 +469,11 @@ async def test_no_view_is_built_while_no_page_listens(served: Server, monkeypatc
     for _, writer in listeners:
         writer.close()
     served.node.now = replace(served.node.now, state="paused")  # they are told, and are not there
+    await no_page_listens(served)
+
+
+async def no_page_listens(served: Server) -> None:
+    """Until nothing is asked though something changes."""
 
     async def still_asked() -> bool:
         served.node.now = replace(served.node.now, step=served.node.now.step + 1)
@@ -477,6 +484,20 @@ async def test_no_view_is_built_while_no_page_listens(served: Server, monkeypatc
     async with asyncio.timeout(60):
         while await still_asked():
             pass
+
+
+async def test_a_live_page_whose_connection_is_reset_is_no_error(
+    served: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(live, "PERIOD_S", 0.02)
+    reader, writer = await listen(served)
+    await listened(reader)
+    at_once = struct.pack("ii", 1, 0)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+    writer.transport.abort()
+    await no_page_listens(served)
+    gc.collect()  # asyncio says then what nobody has asked for
+    assert caplog.records == []
 
 
 async def test_the_number_of_live_pages_is_limited(served: Server) -> None:
