@@ -120,7 +120,7 @@ def parse(args: Sequence[str]) -> tuple[Function, argparse.Namespace]:
     flags = _flags(made)
     for word in takewhile("--".__ne__, args[1:]):
         flag, has_value, value = word.partition("=")
-        is_long = flag.startswith("--") or f"-{flag}" in flags
+        is_long = flag.startswith("--") or (flag.startswith("-") and f"-{flag}" in flags)
         if is_long and flag not in flags:  # before its value is taken for something else
             raise UsageError(f"{asked} does not know {flag!r}{_instead(asked, flag, flags)}")
         if flag in flags and has_value and flags[flag].nargs == 0:

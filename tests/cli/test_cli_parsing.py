@@ -102,6 +102,11 @@ def test_a_shells_variable_that_is_not_set_is_no_value(words, sentence, capsys):
     assert capsys.readouterr().err == f"{sentence}\n"
 
 
+@pytest.mark.parametrize("words", [["ping", "h"], ["sample", "h"], ["peers", "--name", "h"], ["logs", "--home", "f"]])
+def test_a_value_may_be_a_flags_letter(words):
+    assert words[-1] in vars(parse(words)[1]).values()
+
+
 def test_no_sinks_may_be_said():
     """Where the environment or node.toml names some."""
     assert parse(["join", "--sinks", ""])[1].sinks == ""
