@@ -166,6 +166,8 @@ def _place(args: argparse.Namespace) -> Weights:
 
 
 def _load(args: argparse.Namespace, places: Sequence[Weights]) -> Trained:
+    if (threads := _settings(args).threads) is not None:
+        torch.set_num_threads(threads)
     with _waiting("loading the model"):  # which imports transformers
         return weights.load(places, _sources(args, places[0].file.run))
 
@@ -183,13 +185,10 @@ def _sources(args: argparse.Namespace, run: Manifest) -> Sources:
 
 
 def _measured(trained: Trained, args: argparse.Namespace) -> Measured:
-    settings = _settings(args)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
     with _waiting("reading the text"):
         corpus = load_corpus(trained.run.data, _sources(args, trained.run), trained.tokenizer)
     with Progress() as say, _beside_a_node():
-        return measure(trained, corpus, settings.device, partial(say, "evaluating"))
+        return measure(trained, corpus, _settings(args).device, partial(say, "evaluating"))
 
 
 def _measured_if_possible(trained: Trained, args: argparse.Namespace) -> Measured | None:

@@ -665,6 +665,16 @@ def of_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     return to
 
 
+@pytest.mark.parametrize("words", ["sample --tokens 2 def", "eval"])
+def test_threads_are_set(words: str, exported: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        assert main([*words.split(), str(exported), "--threads", str(before + 1)]) == 0
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_an_export_brings_its_tokenizer(of_words: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loss = signed_file.read(of_words).trained["eval_loss"]
     data = str(of_words.parent / "set.jsonl")
