@@ -72,10 +72,12 @@ def by_loss(result: Result) -> tuple[bool, float]:
 
 
 def best(found: Sequence[Result]) -> list[Result]:
-    """The result with the lowest loss of each algorithm, the best algorithm first."""
-    first: dict[str, Result] = {}
+    """The result with the lowest loss of each algorithm, the best algorithm first. Where several ways are compared, as
+    `noloco:alpha=0.1 eager` and `noloco blocking`, that of each algorithm in each way."""
+    first: dict[tuple[str, str], Result] = {}
     for result in sorted(found, key=by_loss):
-        first.setdefault(result.algorithm.partition(":")[0], result)
+        label, _, way = result.algorithm.partition(" ")
+        first.setdefault((label.partition(":")[0], way), result)
     return list(first.values())
 
 

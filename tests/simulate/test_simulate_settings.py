@@ -89,6 +89,12 @@ def test_results_over_seeds_and_the_best_of_each():
     assert [result.algorithm for result in sweep.best(found)] == ["diloco", "noloco:beta=1"]
 
 
+def test_the_best_of_each_way_that_is_compared() -> None:
+    losses = {"noloco eager": 1.6, "noloco:alpha=0.1 eager": 1.5, "noloco blocking": 1.7, "noloco:beta=1 blocking": 1.8}
+    found = [SimpleNamespace(algorithm=name, averaged_model_loss=loss) for name, loss in losses.items()]
+    assert [each.algorithm for each in sweep.best(found)] == ["noloco:alpha=0.1 eager", "noloco blocking"]
+
+
 def test_a_cell_that_ended_in_nan_is_no_best() -> None:
     losses = {"noloco": 2.0, "streaming:alpha=1": math.nan, "streaming:alpha=0": 1.4}
     found = [SimpleNamespace(algorithm=name, averaged_model_loss=loss) for name, loss in losses.items()]
