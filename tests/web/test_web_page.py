@@ -23,6 +23,7 @@ from served_page import served
 from noloco_node.views.history import HistoryView, Piece, Said
 from noloco_node.views.peers import PeersView, RunView
 from noloco_node.views.status import GpuView, Health, LastTakenBack, Phase, SampleView, StageView
+from noloco_node.web import server
 
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium here: apt-get install chromium"),
@@ -435,6 +436,18 @@ def test_before_the_first_word_of_the_node_it_says_that_it_connects(tab: Tab, tm
         assert tab.value(shown) == ["note"]
         assert tab.text("#note h2") == "Connecting"
         tab.call("Fetch.disable")
+
+
+def test_one_page_too_many_says_so_until_another_is_closed(
+    tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full, served(busy(), tmp_path) as page:
+        full.setattr(server, "MAX_LISTENERS", 0)
+        tab.go(page.url)
+        tab.until("document.querySelector('#banner').innerText.includes('too many pages of it are open')")
+        full.undo()
+        tab.until(f"({FILLED}).rows === 8")
+        assert tab.value("document.querySelector('#banner').hidden")
 
 
 def test_it_comes_back_with_the_node(tab: Tab, tmp_path: Path) -> None:

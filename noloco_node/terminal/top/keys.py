@@ -59,7 +59,7 @@ class Keys:
         return self._said
 
     def _without_sequences(self, keys: str) -> str:
-        if self._begun == "\x1b" and keys[0] not in "[O":  # it was the key Escape
+        if self._begun == "\x1b" and keys[:1] not in "[O":  # it was the key Escape
             self._begun = ""
         typed = _SEQUENCE.sub("", self._begun + keys)
         begun = _BEGUN.search(typed)

@@ -51,8 +51,10 @@ const showBanner = ({ status, answers, since }) => {
   if (banner.hidden) return;
   banner.dataset.state = state;
   const what = state === "left" ? "This node left at" : "The node does not answer since";
-  const last = status ? `${what} ${clock(since)}. This page shows its last state.` : "The node does not answer.";
-  say(banner, gone ? `${last} It continues by itself when the node is back.` : refused);
+  const last = status // else the server may have refused: a page does not hear why
+    ? `${what} ${clock(since)}. This page shows its last state. It continues by itself when the node is back.`
+    : "The node does not answer, or too many pages of it are open: close another one. This one begins by itself then.";
+  say(banner, gone ? last : refused);
 };
 
 // Of a download that the node waits for: it says so in words, like `state from calm-otter, 46% of 12.6 MB, 12 s left`.
