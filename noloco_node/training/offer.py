@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 
 def _begin_thread() -> None:
+    torch.get_num_threads()  # from here on, another thread's number does not become this one's
     torch.set_num_threads(1)  # training needs the cores
     torch.set_flush_denormal(True)  # what a partner sends may be such numbers; the training thread does it, too
 
@@ -61,7 +62,10 @@ class CodecThread:
         """The round of the last offer for whose beginning a GPU had no memory."""
         self.waiting: dict[int, list[Future[None]]] = {}
         """For verdicts, by the round of their offer."""
+        threads = torch.get_num_threads()
         self._executor = ThreadPoolExecutor(1, "codec", _begin_thread)
+        self._executor.submit(bool).result()
+        torch.set_num_threads(threads)  # what any thread sets is what later threads begin with
 
     def do(self, round: int, work: Callable[[], T]) -> "Future[T]":
         """For the offer of a round: NonFinite where it is void."""

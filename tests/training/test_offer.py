@@ -1,6 +1,7 @@
 """Two offers that swap: what a replica moved, and what it did not, in its phase; and large vectors."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 
 import pytest
@@ -54,6 +55,17 @@ def test_subnormal_numbers_count_as_zeros() -> None:
     with nodes("fp32") as (thread, _):
         found = thread.do(0, lambda: float(torch.full((8,), 2.0**-130).mul(2.0**10).sum()))
         assert found.result(DEADLINE_S) == 0
+
+
+def test_coding_takes_one_core_and_leaves_the_others_to_threads_that_begin_later() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with nodes("fp32") as (thread, _), ThreadPoolExecutor(1) as later:
+            assert thread.do(0, torch.get_num_threads).result(DEADLINE_S) == 1
+            assert torch.get_num_threads() == later.submit(torch.get_num_threads).result(DEADLINE_S) == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", ["lattice:3", "lattice:4"])
