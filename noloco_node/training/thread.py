@@ -315,22 +315,21 @@ class TrainingThread:
     def _judge(self, replica: Replica, swap: _Swap, *, over: bool = True) -> None:
         """Take the corrections of a swap back where they did harm (core/verdict.py)."""
         judged: Judged | None = None
+        harmful = swap.harmful
         if replica.slow.has_swapped:
             with suppress(Exception):  # the next step finds what is wrong with the data
                 if not replica.is_stage and replica.has_data(0.0):
                     replica.fetch()  # what it was not trained on yet tells more: core/verdict.py
             try:
-                if not swap.harmful:
-                    judged = self._verdict(replica, swap, over)
-                if judged is None or judged.verdict.harmful:
+                if not harmful:
+                    judged = self._measured(replica, lambda: self._verdict(replica, swap, over))
+                    harmful = judged is not None and judged.verdict.harmful
+                if harmful:
                     replica.slow.take_back()
             except (OutOfMemory, torch.OutOfMemoryError):  # on a CPU, too: of the copy of the weights
                 if over:
                     self._unjudged = swap
                 return
-            except NotMeasured:
-                pass
-        harmful = swap.harmful or (judged is not None and judged.verdict.harmful)
         if over:
             replica.slow.let_stay()
             swap.judged(harmful)
@@ -339,7 +338,7 @@ class TrainingThread:
         swap.harmful = harmful
 
     def _verdict(self, replica: Replica, swap: _Swap, over: bool) -> Judged:
-        with self._times.on("evaluate"), replica.trying_others():
+        with replica.trying_others():
             with_it, grows = replica.losses(), replica.slow.swap_grows
             without = replica.losses_without(own=with_it.own_counts)
             partner = lambda: replica.losses_without(partner=1, own=with_it.own_counts)  # noqa: E731
@@ -467,18 +466,34 @@ class TrainingThread:
         self._measured_s = time.perf_counter() - began
 
     def _fetch(self, replica: Replica) -> bool:
-        """The next step's batch, if it comes before the mailbox is to be read again. Where the data fails, what was
-        trained is not lost: the thread serves until it is stopped."""
+        """The next step's batch, if it comes before the mailbox is to be read again."""
         try:
             with self._times.on("data"):
                 if replica.has_data(LOOK_S):
                     replica.fetch()
                     return True
         except Exception as error:  # noqa: BLE001 (a task of somebody's own raises everything)
-            self._post(_failed(error, whole=True))
-            self._serve_until(replica, lambda: False)
+            self._fail(replica, error)
         self._read_clock(replica)
         return False
+
+    def _measured(self, replica: Replica, measure: Callable[[], T]) -> T | None:
+        """None where there is nothing to measure with. Raises OutOfMemory, and torch's."""
+        try:
+            with self._times.on("evaluate"):
+                return measure()
+        except NotMeasured:
+            pass
+        except (OutOfMemory, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 (as above)
+            self._fail(replica, error)
+        return None
+
+    def _fail(self, replica: Replica, error: Exception) -> None:
+        """Between two steps: what was trained is not lost. The thread serves until it is stopped."""
+        self._post(_failed(error, whole=True))
+        self._serve_until(replica, lambda: False)
 
     # ---- on the training thread: memory of the GPU that another program has ----
     def _run_short(self, short: ShortOfMemory) -> None:
@@ -600,13 +615,10 @@ class TrainingThread:
     def _evaluate(self, replica: Replica) -> None:
         """The sample text comes first: a node that ends waits for the evaluation."""
         self._sample(replica)
-        with self._times.on("evaluate"):
-            try:
-                loss = self._with_memory(replica, replica.evaluate)
-            except NotMeasured:
-                return
-        self._course.passed(loss, untrained=replica.round == 0 and not replica.tokens)
-        self._post(Evaluated(replica.round, loss))
+        loss = self._with_memory(replica, lambda: self._measured(replica, replica.evaluate))
+        if loss is not None:
+            self._course.passed(loss, untrained=replica.round == 0 and not replica.tokens)
+            self._post(Evaluated(replica.round, loss))
 
     def _sample(self, replica: Replica) -> None:
         """Where the run asks for a text after this round. Training never ends for what is only looked at: a model that

@@ -789,6 +789,31 @@ def test_where_the_data_fail_what_was_trained_can_be_asked_for(fails: str, monke
         assert answer(watched.thread.state()).step == 4
 
 
+@pytest.mark.parametrize("of", ["a boundary", "a verdict"])
+def test_where_an_evaluation_fails_what_was_trained_can_be_asked_for(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = small_replica()
+    theta = replica.theta.clone()
+
+    def fail(**_: Any) -> Any:
+        if of == "a boundary" and not replica.steps:
+            return evaluate()
+        theta.copy_(replica.theta)
+        raise OSError("a disk is broken")
+
+    evaluate = replica.evaluate
+    monkeypatch.setattr(replica, "evaluate" if of == "a boundary" else "losses_without", fail)
+    with begun(lambda: replica) as watched:
+        watched.until(PhaseEnded)
+        if of == "a verdict":
+            swapping(watched, True)
+            answer(correct(watched.thread, 1, 0, torch.zeros(FRAGMENT)))
+            swapping(watched, False)
+        failed = watched.until(Failed)
+        assert isinstance(failed.error, OSError) and failed.whole
+        state = answer(watched.thread.state())
+        assert state.step >= 3 and torch.equal(torch.cat([w.flatten() for w in state.weights.values()]), theta)
+
+
 def test_a_batch_that_cannot_be_read_is_the_next_one_in_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     replica, read = small_replica(), stream.rows
 
