@@ -50,7 +50,8 @@ def start(  # noqa: PLR0913, PLR0917
     for a node that may begin it. `brought`: the run's task, where a loop brings it."""
 
     def build_and_resume() -> Replica:
-        inner = build(run, config, peer_id, sources, part, reads=reads, brought=brought)
+        wanted = thread.require_wanted
+        inner = build(run, config, peer_id, sources, part, reads=reads, brought=brought, require_wanted=wanted)
         inner.spill_folder = keeper.folder
         with _closed_if_it_fails(inner):
             if keeper.resume(inner.layout, using(run, inner, inner.load), inner.parameters):
@@ -84,11 +85,18 @@ def build(  # noqa: PLR0913
     *,
     reads: bool = True,
     brought: Task | None = None,
+    require_wanted: Callable[[], None] = lambda: None,
 ) -> Replica:
     """The run's replica as this machine trains it, and tried out: whatever is wrong with the run or with this machine
-    (data, tokenizer, model, sequence length, device, memory) is found here, for a node and for `check`."""
+    (data, tokenizer, model, sequence length, device, memory) is found here, for a node and for `check`.
+    `require_wanted`: called between data, model and trial; it may raise."""
     if part is None and run.stages is not None:
         part = alone(run, Position((config.stage or 1) - 1, run.stages.count))
+
+    def to_train(whole: Task) -> Task:
+        require_wanted()
+        return part(whole) if part else whole
+
     sequence_length = run.data.sequence_length
     replica = build_replica(
         run,
@@ -102,10 +110,11 @@ def build(  # noqa: PLR0913
         checkpoint_activations=config.checkpoint_activations,
         sources=sources,
         corpus=None if reads else without_text(tokens.load(run.data.tokenizer, sources.tokenizer), sequence_length),
-        part=part or (lambda whole: whole),
+        part=to_train,
         brought=brought,
     )
     with _closed_if_it_fails(replica):
+        require_wanted()
         token_cache.prune(sources.cache)  # never the one of this run, which has just been used
         rehearse(run.outer.codec, replica.phi.device)
         # others have to do with the losses of a stage

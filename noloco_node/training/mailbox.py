@@ -211,11 +211,15 @@ class Mailbox:
         self._next: Command | None = None
         """Taken from the queue, and not read."""
         self._closed = False
+        self.stopped = False
+        """Whether STOP was posted, though it may not have been read yet."""
         self._away = time.perf_counter(), 0.0
         """Since when the thread has not looked, and the longest that it ever did not; replaced as a whole."""
 
     # ---- from any thread ----
     def post(self, command: Command) -> None:
+        if command is Signal.STOP:
+            self.stopped = True
         self._commands.put(command)
         if self._closed:  # else `close` finds it
             self._abandon()

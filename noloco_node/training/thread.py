@@ -56,6 +56,9 @@ SHORTAGE_S = 86_400.0
 trained for a day its owner should hear, by its end."""
 LEAST_SHARE = 0.05
 """Of a phase: a resumed one may have little left, whose time says little of a whole one's."""
+_BUILDING = threading.Lock()
+"""torch has one generator of random numbers: two models that are made at once both get others than the run's first
+weights. A node that was given up while its model was made works on beside the one that takes its place."""
 _NEVER = 1 << 53
 """No run has so many rounds."""
 SAMPLE_S = 5.0
@@ -388,7 +391,7 @@ class TrainingThread:
         # and a stage works on its activations.
         torch.set_flush_denormal(True)
         try:
-            with closing(self._build()) as replica:
+            with closing(self._built()) as replica:
                 self._train(replica)
         except _Stop:
             pass
@@ -396,6 +399,18 @@ class TrainingThread:
             self._post(_failed(error))
         finally:
             self._mailbox.close()
+
+    def _built(self) -> Replica:
+        if _BUILDING.locked():
+            log.info("waiting until another node of this process has made its model")
+        with _BUILDING:
+            self.require_wanted()
+            return self._build()
+
+    def require_wanted(self) -> None:
+        """Between two parts of the building: it ends where the thread is to stop."""
+        if self._mailbox.stopped:
+            raise _Stop
 
     def _train(self, replica: Replica) -> None:
         self._mailbox.open()

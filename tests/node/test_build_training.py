@@ -1,6 +1,7 @@
 """What a node and `check` build and try out before anything is trained."""
 
 import gc
+import threading
 from contextlib import closing
 from pathlib import Path
 from queue import Queue
@@ -21,6 +22,7 @@ from noloco_node.node import build_training
 from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
 from noloco_node.training.mailbox import Failed, Ready
 from noloco_node.training.replica import Replica
+from noloco_node.training.task import Task
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -67,3 +69,23 @@ def test_a_node_that_has_ended_holds_no_slow_weights(tmp_path: Path) -> None:
     assert len(replicas()) == 1
     thread.stop(60)
     assert not replicas()
+
+
+def test_what_nobody_wants_any_more_is_not_built_to_its_end(tmp_path: Path) -> None:
+    before, inside, go_on, posted = {*_global_optimizer_pre_hooks}, threading.Event(), threading.Event(), Queue[Any]()
+    keeper, config = SimpleNamespace(folder=lambda: tmp_path), NodeConfig(home=tmp_path, device="cpu")
+
+    def part(whole: Task) -> Task:
+        inside.set()
+        go_on.wait(60)
+        return whole
+
+    keeper.resume = lambda *_: posted.put("loads a checkpoint")
+    thread = build_training.start(
+        RUN, config, "a", Sources(), cast("Any", keeper), posted.put, part, brought=own_loop()
+    )
+    assert inside.wait(60)
+    thread.stop(0.0)
+    go_on.set()
+    thread.stop(60)
+    assert posted.empty() and {*_global_optimizer_pre_hooks} == before

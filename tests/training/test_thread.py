@@ -771,6 +771,30 @@ def test_what_ends_the_thread_is_posted(raised: BaseException, posted: type[Exce
         assert type(watched.until(Failed).error) is posted
 
 
+def test_models_are_made_one_at_a_time_and_none_that_nobody_wants() -> None:
+    """As where a node is given up while its model is made: another one takes its place in this process."""
+    inside, go_on = threading.Event(), threading.Event()
+    made: list[Replica] = []
+
+    def slow() -> Replica:
+        inside.set()
+        assert go_on.wait(DEADLINE_S) and not made
+        return small_replica()
+
+    def quick() -> Replica:
+        made.append(small_replica())
+        return made[-1]
+
+    with running(slow) as first:
+        assert inside.wait(DEADLINE_S)
+        with running(quick) as given_up, running(quick) as second:
+            given_up.thread.stop(0.0)
+            go_on.set()
+            first.next(Ready)
+            second.next(Ready)
+        assert len(made) == 1 and given_up.posts.empty()
+
+
 @pytest.mark.parametrize("fails", ["ready", "next"])
 def test_where_the_data_fail_what_was_trained_can_be_asked_for(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
     replica = small_replica()
