@@ -45,11 +45,12 @@ def prune(folder: Path, now: float | None = None) -> list[Path]:
 
 
 def _by_use(folder: Path, now: float) -> list[tuple[float, int, Path]]:
-    """Seconds since their last use, size and path; the last used first."""
+    """Seconds since their last use, size and path; the last used first. What lies in the future comes from a clock that
+    was wrong: so far it may lie in the past too."""
     found = []
     with suppress(OSError):
         for path in folder.glob(f"*{TOKENS}"):
             stat = path.lstat()
             if S_ISREG(stat.st_mode):
-                found.append((max(0.0, now - stat.st_mtime), stat.st_size, path))
+                found.append((abs(now - stat.st_mtime), stat.st_size, path))
     return sorted(found)

@@ -42,6 +42,16 @@ def test_the_latest_used_stays_and_the_others_fit_into_their_room(
     assert used.exists() and one.exists() and two.exists()
 
 
+def test_what_was_made_before_the_clock_was_set_back_is_not_the_latest_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_cache, "OTHERS_BYTES", 25)
+    used = kept(tmp_path, "used.tokens", 0, size=1000)
+    tomorrow, in_two_months = (kept(tmp_path, f"{days}.tokens", -days) for days in (1, 60))
+    assert token_cache.prune(tmp_path, NOW) == [in_two_months]
+    assert used.exists() and tomorrow.exists()
+
+
 def test_reading_it_is_a_use(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {number} of a text\n" for number in range(20_000)))
