@@ -45,12 +45,15 @@ class Reused:
     """Host memory for one vector at a time, again and again: while the last one is in use, a further one is made. New
     memory takes a CPU as long as the vector's arithmetic, since the system fills it with zeros."""
 
-    def __init__(self, elements: int, make: Callable[[int], Tensor] = pinned) -> None:
-        self._elements, self._make = elements, make
+    def __init__(self, elements: int, make: Callable[[int], Tensor] = pinned, *, spare: bool = True) -> None:
+        """`spare`: after two were in use, both are kept; else the first one goes when nothing refers to it."""
+        self._elements, self._make, self._spare = elements, make, spare
         self._free: list[Tensor] = []
 
     def take(self) -> Tensor:
         """Free again when nothing refers to it or to a part of it."""
+        if not self._free and not self._spare:
+            self._free = []  # what is in use comes back to the list before, which nobody reads
         memory = self._free.pop() if self._free else self._make(self._elements)
         lent = memory.numpy()[:]
         weakref.finalize(lent, self._free.append, memory).atexit = False

@@ -18,6 +18,7 @@ from noloco_node.core.codecs.codec import BLOCK, Packed
 from noloco_node.core.fragments import touched
 from noloco_node.core.length_correction import OWED, LengthCorrection
 from noloco_node.errors import NonFinite
+from noloco_node.host import memory
 from noloco_node.run.schema import OuterSpec
 from noloco_node.training import memory_budget, model
 from noloco_node.training.background_copy import Copies
@@ -61,7 +62,8 @@ class SlowWeights:
         self.settings = outer.OuterSettings(spec.alpha, spec.beta, spec.gamma)
         self._places, self._position, self._copies = places, position, copies
         self._lengths = self._length_correction() if spec.keep_norm else None
-        self._host_u = gpu.Reused(len(theta), gpu.pinned if self._apart else torch.empty)
+        apart = self._apart
+        self._host_u = gpu.Reused(len(theta), gpu.pinned if apart else _room_for_u, spare=apart)
         self._moved: outer.BlockMovement | None = None
         """Between a snapshot, which finds all of θ finite, and the step."""
         self._owed_for = -1
@@ -238,6 +240,13 @@ class SlowWeights:
         if (at := first_nonfinite(vector)) is not None:
             name = next(name for name, _, end in self._places if at < end)
             raise NonFinite(f"{name} holds NaN or Inf")
+
+
+def _room_for_u(elements: int) -> Tensor:
+    """On a CPU, beside the last offer, which may be open until the event loop hears of the next one: as much as the
+    gradient took, which is freed before a snapshot."""
+    memory.give_back()
+    return torch.empty(elements)
 
 
 def first_nonfinite(vector: Tensor) -> int | None:

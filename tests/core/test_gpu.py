@@ -74,6 +74,24 @@ def test_memory_is_lent_again_when_nothing_refers_to_it(driver: Driver) -> None:
     assert len(driver.registered) == 2  # and never registered again
 
 
+def test_without_a_spare_one_what_was_lent_first_goes_once_a_further_one_was_wanted() -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def make(elements: int) -> torch.Tensor:
+        made.append(weakref.ref(memory := torch.empty(elements)))
+        return memory
+
+    lender = gpu.Reused(4, make, spare=False)
+    first = lender.take()
+    second = lender.take().fill_(1.0)
+    del first
+    gc.collect()
+    assert [memory() is None for memory in made] == [True, False]
+    del second
+    gc.collect()
+    assert lender.take().sum() == 4 and len(made) == 2, "the memory of the second one"
+
+
 def test_what_is_lent_outlives_its_lender(driver: Driver) -> None:
     lender = gpu.Reused(4)
     gone, lent = weakref.ref(lender), lender.take().zero_()

@@ -17,7 +17,8 @@ from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
 
 def main(hidden: int, layers: int, moments: str, folder: str | None = None) -> None:
-    """An offer is open, its corrections are added and kept, a checkpoint is being written, and training goes on."""
+    """An offer is open, its corrections are added and kept, a checkpoint is being written, and training goes on. A
+    boundary comes before that offer is closed."""
     config = {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers}
     heads = {"num_attention_heads": 4, "vocab_size": 4096}
     run = Manifest(
@@ -41,6 +42,11 @@ def main(hidden: int, layers: int, moments: str, folder: str | None = None) -> N
         c = torch.full((elements,), 1e-6)
         replica.slow.apply(start, c, replica.round, Packed(c, torch.full((-(-elements // BLOCK),), 1e-6)))
     replica.losses_without()
+    replica.step()
+    replica.slow.let_stay()
+    following = replica.snapshot()
+    replica.boundary()
+    offer = following
     replica.step()
     items = {item.what: item.bytes for item in replica.memory_plan().host}
     plan = replica.memory_plan()

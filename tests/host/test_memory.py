@@ -1,5 +1,6 @@
 """How much memory there is, and how much this process has and had."""
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
@@ -35,3 +36,21 @@ def test_the_peak_of_a_process_is_found() -> None:
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60 * PATIENCE
     )
     assert 60 << 20 <= int(found.stdout) < 200 << 20
+
+
+KEPT = """
+from noloco_node.host import memory
+blocks = [bytearray(b"1") * 100_000 for _ in range(2000)]
+del blocks[::2]  # between others: the C library cannot give them back by itself
+before = memory.process_bytes()
+memory.give_back()
+print(before - memory.process_bytes())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="no glibc here")
+def test_what_was_freed_goes_back_to_the_system() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", KEPT], capture_output=True, text=True, check=True, timeout=60 * PATIENCE
+    )
+    assert int(found.stdout) > 80_000_000

@@ -249,6 +249,7 @@ def test_the_plan_is_what_a_process_has_at_most_on_a_cpu(to_the_disk: bool, tmp_
     if found["peak"] is None:
         pytest.skip("this system does not say what a process had in memory")
     assert found["plan"] == pytest.approx(found["peak"], rel=0.1), found
+    assert found["peak"] < 1.05 * found["plan"], found
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
