@@ -448,6 +448,7 @@ class _Side(asyncio.Protocol):
     def __init__(self, mine: Any, others: Any, ended: asyncio.Event, may_pass: Callable[[bytes], bool]) -> None:
         """`mine`, `others`: the transports."""
         self._mine, self._others, self._ended, self._may_pass = mine, others, ended, may_pass
+        self._refused = False
         self._late: asyncio.TimerHandle | None = None
         self._held: list[bytes] | None = []
         """What came since `begin`, while what its reader has is not passed on."""
@@ -479,7 +480,8 @@ class _Side(asyncio.Protocol):
             self._held.append(data)
 
     def _pass_on(self, data: bytes) -> None:
-        if not self._may_pass(data):
+        self._refused = self._refused or not self._may_pass(data)  # more may come before the end is seen
+        if self._refused:
             self._ended.set()
         elif not self._others.is_closing():  # uvloop raises where the other end has just been lost
             self._others.write(data)

@@ -165,3 +165,29 @@ def test_one_end_is_lost_at_the_beginning(run):
 
     for _ in range(20):
         run(test)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_nothing_passes_after_what_may_not(run, before):
+    """gRPC got what a peer sent behind a refused frame."""
+
+    def may_pass(data: bytes) -> bool:
+        asked.append(data[:7])
+        return data[:7] != b"refused"
+
+    async def test(left: Streams, near: Streams, far: Streams, right: Streams) -> None:
+        if before:  # more than a reader takes, so it waits wherever bytes may wait
+            left[1].write(b"refused" + bytes(4 * BUFFER_BYTES))
+            await until(lambda: near[0]._paused)
+        reads = near[1].transport.get_protocol()
+        carrying = asyncio.create_task(splice(near, far, may_pass=may_pass))
+        if not before:
+            await until(lambda: near[1].transport.get_protocol() is not reads)
+            for data in (b"refused", b"and more"):  # in one turn of the loop
+                near[1].transport.get_protocol().data_received(data)
+        await carrying
+        assert asked == [b"refused"]
+        assert await right[0].read() == b""
+
+    asked: list[bytes] = []
+    run(test)
