@@ -214,13 +214,17 @@ class Directory:
 
     async def publish(self, presence: Presence) -> None:
         """Write this node's presence record, which lives for `ttl_s`."""
+        await self._write(presence)
+        await self._ping_known()  # after it: one that is away may be silent for seconds
+
+    async def _write(self, presence: Presence) -> None:
         self.stored = False
         came = Counter[str]()
         identity = self._member()
         publishable = [address for address in presence.addresses if is_publishable(address, identity.peer_id)]
         self._last = presence = replace(presence, addresses=tuple(publishable[:MAX_ADDRESSES]))
         now = time.time()
-        await self._ping_known()
+        await self._ping_if_alone()
         for _ in range(_FIRST_READS):
             if not self._run.size.known:
                 await self.peers()
@@ -246,7 +250,7 @@ class Directory:
         if self._last is not None:
             with suppress(SwarmUnreachable, OSError):
                 async with asyncio.timeout(_LEAVE_S):
-                    await self.publish(replace(self._last, state=NodeState.LEAVING))
+                    await self._write(replace(self._last, state=NodeState.LEAVING))
 
     async def peers(self) -> Found:
         """Read one more bucket, and return the accepted records of this run's other peers, of all buckets that were
@@ -262,8 +266,7 @@ class Directory:
     async def _read(self, run_id: str, run: _RunRead, own: str | None = None) -> Found:
         """The known records that have not expired, and those of one bucket more, without our `own`."""
         node, size = self._running(), run.size
-        if not node.protocol.routing_table.peer_id_to_uid:
-            await self._ping_known()
+        await self._ping_if_alone()
         depth = size.read_depth()
         bucket = f"{random.getrandbits(depth):0{depth}b}" if depth else ""
         key = key_of(run_id, bucket)
@@ -397,6 +400,10 @@ class Directory:
             if isinstance(peer, str) and isinstance(record, bytes)
         )
         return {record.peer_id: record for record in records if record is not None}
+
+    async def _ping_if_alone(self) -> None:
+        if not self._running().protocol.routing_table.peer_id_to_uid:
+            await self._ping_known()
 
     async def _ping_known(self) -> None:
         """Ping the bootstrap nodes, which hivemind does only once, at the start; and where the routing table is empty,

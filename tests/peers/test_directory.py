@@ -14,7 +14,7 @@ from records import RUN, presence, record
 from transport_peers import STEP_S, until_it
 
 from noloco_node.base.addresses import ANY_LOCAL_PORT, Address, ip_address
-from noloco_node.base.identity import Identity
+from noloco_node.base.identity import Identity, peer_id_of
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.peers import directory
 from noloco_node.peers.answering import Answering
@@ -77,6 +77,21 @@ async def test_members_see_each_other_through_a_rendezvous_and_that_one_leaves(n
         return (await b.peers()).peers[a_id.peer_id].state == "leaving"
 
     await until_it(b_knows)
+
+
+async def test_that_a_node_leaves_is_heard_though_one_of_its_bootstrap_nodes_is_silent(nodes):
+    rendezvous, _ = await nodes.start(member=False)
+    swarm, identity = await nodes.start(stores=False)
+    await swarm.publish(presence(identity))
+    swarm._bootstrap.append(replace(swarm._bootstrap[0], peer=peer_id_of(bytes(32))))
+    swarm._may_answer = lambda _peer: asyncio.Event().wait()
+
+    async def is_heard():
+        await swarm.leave()  # again, where a busy machine had no time for it
+        return (await rendezvous.peers_of(RUN)).peers[identity.peer_id].state == "leaving"
+
+    await until_it(is_heard)
+    assert swarm.stored
 
 
 async def _sees(swarm, expected):
