@@ -107,8 +107,8 @@ def is_ip(text: str) -> bool:
 
 
 def _is_host(kind: str, host: str) -> bool:
-    if kind.startswith("dns"):
-        return ":" not in host
+    if kind.startswith("dns"):  # Python's look-up of a name raises UnicodeError for an empty or longer label
+        return ":" not in host and all(0 < len(label) < 64 for label in host.removesuffix(".").split("."))
     try:
         return ipaddress.ip_address(host).version == int(kind[-1])
     except ValueError:

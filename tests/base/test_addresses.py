@@ -13,10 +13,11 @@ from noloco_node.errors import UsageError
 PEER = EXAMPLE.rpartition("/")[2]
 RELAY = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 
+labels = st.text(string.ascii_letters + "0123456789_-", min_size=1, max_size=63)
 hosts = st.one_of(
     st.tuples(st.just("ip4"), st.ip_addresses(v=4).map(str)),
     st.tuples(st.just("ip6"), st.ip_addresses(v=6).map(str)),
-    st.tuples(st.sampled_from(["dns", "dns4", "dns6"]), st.text(string.ascii_letters + "0123456789._-", min_size=1)),
+    st.tuples(st.sampled_from(["dns", "dns4", "dns6"]), st.lists(labels, min_size=1, max_size=3).map(".".join)),
 )
 addresses = st.builds(
     lambda host, port, peer, relay, transport: Address(*host, port, peer, relay, transport),
@@ -57,6 +58,10 @@ def test_any_other_text_is_a_mistake_of_the_user(text):
         f"/ip6/fe80::1%eth0/tcp/4001/p2p/{PEER}",
         f"/dns4/two words/tcp/4001/p2p/{PEER}",
         f"/dns4/a:b/tcp/4001/p2p/{PEER}",
+        f"/dns4/example..org/tcp/4001/p2p/{PEER}",
+        f"/dns4/.example.org/tcp/4001/p2p/{PEER}",
+        f"/dns4/./tcp/4001/p2p/{PEER}",
+        f"/dns4/{'x' * 64}.org/tcp/4001/p2p/{PEER}",
         f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER[:-1]}",
         f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}/",
         f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}\n",
@@ -76,6 +81,7 @@ def test_what_a_multiaddr_says():
     assert parse("/ip4/0.0.0.0/tcp/0") == ANY_PORT
     assert parse(EXAMPLE) == Address("ip4", "203.0.113.7", 4001, PEER)
     assert parse(f"/dns/example.org/tcp/4001/p2p/{PEER}").family == socket.AF_UNSPEC
+    assert parse("/dns4/example.org./tcp/1").host == "example.org."
     assert parse(EXAMPLE).family == socket.AF_INET
     through = parse(f"/ip4/192.0.2.9/udp/1/quic-v1/p2p/{RELAY}/p2p-circuit/p2p/{PEER}")
     assert (through.relay, through.peer, through.transport) == (RELAY, PEER, "udp/quic-v1")

@@ -14,13 +14,11 @@ from noloco_node.run import invitation
 from noloco_node.run.invitation import AUTHOR_LETTERS, COMMAND, RUN_DIGITS, Invitation
 
 peers = st.binary(min_size=32, max_size=32).map(peer_id_of)
+labels = st.text(string.ascii_letters + string.digits + "_-", min_size=1, max_size=62)
 hosts = st.one_of(
     st.tuples(st.just("ip4"), st.ip_addresses(v=4).map(str)),
     st.tuples(st.just("ip6"), st.ip_addresses(v=6).map(str)),
-    st.tuples(
-        st.sampled_from(["dns", "dns4", "dns6"]),
-        st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=253),
-    ),
+    st.tuples(st.sampled_from(["dns", "dns4", "dns6"]), st.lists(labels, min_size=1, max_size=4).map(".".join)),
 )
 places = st.builds(lambda host, port, peer: Address(*host, port, peer), hosts, st.integers(0, 65535), peers)
 runs = st.binary(min_size=32, max_size=32).map(bytes.hex)
