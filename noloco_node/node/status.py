@@ -16,7 +16,7 @@ from noloco_node.observe import standings
 from noloco_node.observe.recorder import Recorder
 from noloco_node.observe.stats import SHORTENED_SWAPS, NodeStats
 from noloco_node.peers import rows
-from noloco_node.peers.record import MAX_ADDRESSES, PeerRecord, Presence
+from noloco_node.peers.record import PeerRecord, Presence
 from noloco_node.peers.run_rules import RunRules
 from noloco_node.rounds.service import RoundService
 from noloco_node.training.mailbox import Ready
@@ -144,7 +144,7 @@ def presence(  # noqa: PLR0913, PLR0917
         step=stats.step,
         loss=sendable(stats.last.loss if stats.last else None),
         tokens_per_s=(stats.last.tokens_per_s if stats.last else None) or 0.0,
-        addresses=tuple(addresses)[:MAX_ADDRESSES],
+        addresses=tuple(addresses),
         eval_loss=sendable(stats.eval_loss),
         partner=stats.last_round.partner if stats.last_round else "",
         committed=stats.committed,

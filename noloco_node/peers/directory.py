@@ -27,14 +27,13 @@ from noloco_node.peers.answering import Answering
 from noloco_node.peers.dht_messages import node_id
 from noloco_node.peers.dht_storage import CheckedCalls, DhtStorage, RecordValidator, SilentPeers, answers, learn_of
 from noloco_node.peers.record import (
-    MAX_ADDRESSES,
     TTL_S,
     PeerRecord,
     Presence,
     accept,
     bucket_of,
-    is_publishable,
     key_of,
+    publishable,
     signed_record,
 )
 from noloco_node.peers.size_estimate import SizeEstimate
@@ -221,8 +220,8 @@ class Directory:
         self.stored = False
         came = Counter[str]()
         identity = self._member()
-        publishable = [address for address in presence.addresses if is_publishable(address, identity.peer_id)]
-        self._last = presence = replace(presence, addresses=tuple(publishable[:MAX_ADDRESSES]))
+        addresses = publishable(presence.addresses, identity.peer_id)
+        self._last = presence = replace(presence, addresses=addresses)
         now = time.time()
         await self._ping_if_alone()
         for _ in range(_FIRST_READS):

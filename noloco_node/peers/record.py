@@ -175,6 +175,18 @@ def read_addresses(texts: Sequence[str], peer_id: str) -> tuple[Address, ...] | 
     return tuple(address for address in found if address.transport.startswith("tcp"))
 
 
+def publishable(addresses: Sequence[Address], peer_id: str) -> tuple[Address, ...]:
+    """Those that others accept in a record. Of too many, the relays' are kept, if they are not more than half, and
+    private ones, as each of Docker's bridges has, go first: others can hardly use them."""
+    accepted = [address for address in addresses if is_publishable(address, peer_id)]
+    relayed = [address for address in accepted if address.relay]
+    direct = [address for address in accepted if not address.relay]
+    direct.sort(key=lambda address: address.ip is not None and not address.ip.is_global)
+    some = MAX_ADDRESSES // 2
+    kept = [*relayed[:some], *direct, *relayed[some:]][:MAX_ADDRESSES]
+    return tuple(address for address in accepted if address in kept)
+
+
 def is_publishable(address: Address, peer_id: str) -> bool:
     """Whether others accept this address in a record: not with a network interface in it, like fe80::1%eth0."""
     return address.peer == peer_id and "%" not in address.host and len(str(address)) <= MAX_ADDRESS_LETTERS

@@ -8,8 +8,10 @@ from records import NOW, OTHER_RUN, RUN, presence, record
 from noloco_node.base.addresses import Address, parse
 from noloco_node.base.identity import Identity
 from noloco_node.peers import record as module
-from noloco_node.peers.record import accept, bucket_of, is_publishable, key_of
+from noloco_node.peers.record import accept, bucket_of, is_publishable, key_of, publishable
 from noloco_node.wire import peer_pb2 as pb
+
+RELAY = "/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo/p2p-circuit"
 
 
 def test_a_correct_record_is_read_as_it_was_written(identity):
@@ -90,3 +92,20 @@ def test_an_address_for_which_others_would_drop_the_record_is_not_published(iden
     for text in (f"/dns4/{'x.' * 100}{end}", "/ip4/192.0.2.1/tcp/1"):
         assert not is_publishable(parse(text), identity.peer_id)
     assert not is_publishable(Address("ip6", "fe80::1%eth0", 1, identity.peer_id), identity.peer_id)
+
+
+def test_of_too_many_addresses_those_are_published_by_which_others_reach_this_node(identity):
+    end = f"/p2p/{identity.peer_id}"
+    over, named = f"/ip4/9.9.9.9/tcp/1{RELAY}{end}", f"/dns4/a.example/tcp/1{end}"
+    mine = [f"/ip4/{host}/tcp/1{end}" for host in ("192.168.1.5", "8.8.8.8")]
+    bridges = [f"/ip4/172.{17 + number}.0.1/tcp/1{end}" for number in range(8)]
+    relays = [f"/ip4/9.9.9.{number}/tcp/1{RELAY}{end}" for number in range(9)]
+
+    def shown(*texts):
+        return list(map(str, publishable(list(map(parse, texts)), identity.peer_id)))
+
+    assert shown(*bridges, over) == [*bridges[:7], over]
+    assert shown(*bridges, *mine, named) == [*bridges[:6], mine[1], named]
+    assert shown(*mine, *relays) == [*mine, *relays[:6]]
+    assert shown(*bridges, *relays) == [*bridges[:4], *relays[:4]]
+    assert shown(*mine, "/ip4/8.8.8.8/tcp/1") == mine
