@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -56,6 +57,7 @@ _PROBE_S = 2.0  # less than a ping of the directory may take
 _RELAY_STARTS = 5  # of p2pd; the first one nearly always becomes a relay
 _MAX_KNOWN = 4096  # peers of which something is remembered, the latest: twice what a directory knows of a run. One that
 # is forgotten counts as a place of its own, of which a host with many identities would then have as many as it likes
+_PLACE_S = 60.0  # for so long a peer is believed to be where it was: identities may go round many places once
 _RECONNECT = 64  # of those that a new p2pd is connected to at once: the DHT and others' calls need a few
 _STOP_S = 2.0  # for calls that are being answered to end once they are cancelled
 
@@ -111,8 +113,8 @@ class Libp2pTransport:
         self._far_ends: dict[str, FarEnd] = {}
         """Of the last stream with each peer."""
         self._met_at: dict[str, float] = {}
-        self._connected: dict[str, str] = {}
-        """The places of peers that p2pd was asked about."""
+        self._connected: dict[str, tuple[str, float]] = {}
+        """The places of peers that p2pd was asked about, and when."""
         self._introduced: dict[str, Sequence[Address]] = {}
         self._stack = AsyncExitStack()
         self._started: _Parts | None = None
@@ -229,11 +231,18 @@ class Libp2pTransport:
         return None in await asyncio.gather(*(probe(way, _PROBE_S) for way in ways), return_exceptions=True)
 
     async def place_seen(self, peer: str) -> str:
-        """As `place_of`, for a peer that has asked something and may have no stream of ours."""
-        unknown = peer not in self._far_ends and peer not in self._connected
-        if unknown and (far_end := await self._find_connected(peer)):
-            remember(self._connected, peer, far_end.place, _MAX_KNOWN)
-        return self.place_of(peer) if peer in self._far_ends else self._connected.get(peer, GONE)
+        """As `place_of`, for a peer that has asked something and may have had no stream of ours lately."""
+        now = asyncio.get_running_loop().time()
+        if now - self._met_at.get(peer, -inf) < _PLACE_S:
+            return self.place_of(peer)
+        place, asked_at = self._connected.get(peer, (GONE, -inf))
+        if now - asked_at < _PLACE_S:
+            return place
+        if (far_end := await self._find_connected(peer)) is None:
+            return GONE
+        place = self._relayed.place(far_end)
+        remember(self._connected, peer, (place, now), _MAX_KNOWN)
+        return place
 
     async def _find_connected(self, peer: str) -> FarEnd | None:
         with suppress(OSError):

@@ -1,9 +1,9 @@
 """Where peers are that come over a relay: where a bootstrap node, which this node's user chose, sees them come from
 (Mirror.Whence).
 
-Another relay may say what it likes, and is not asked: who comes over it, or over one that does not answer, stands with
-all such peers (RELAYED, base/places.py). An answer comes later than the stream that is asked about, and counts from
-then on.
+Another relay may say what it likes, and is not asked: who comes over it, or over one that has never answered, stands
+with all such peers (RELAYED, base/places.py). An answer comes later than the stream that is asked about, and counts
+from then on.
 """
 
 import asyncio
@@ -24,25 +24,24 @@ MAX_KNOWN = 1024
 MAX_ASKING = 8
 _ANSWER_S = 3.0
 _AGAIN_S = 60.0
-"""When a relay is asked again that did not answer."""
+"""When a relay is asked again: the peer may come from elsewhere then."""
 
 
 class RelayedPlaces:
     def __init__(self, channel: Callable[[str], grpc.aio.Channel], bootstrap: Collection[str]) -> None:
         self._channel = channel
         self._bootstrap = bootstrap
-        self._places: dict[tuple[str, str], str] = {}
-        """By relay and peer; empty where the relay did not say."""
-        self._ask_again: dict[tuple[str, str], float] = {}
+        self._places: dict[tuple[str, str], tuple[str, float]] = {}
+        """By relay and peer, and when to ask again; empty where the relay did not say."""
         self._asking: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def place(self, far_end: FarEnd) -> str:
-        return self._places.get((far_end.relay, far_end.peer)) or far_end.place
+        return self._said(far_end.relay, far_end.peer) or far_end.place
 
     def met(self, far_end: FarEnd) -> None:
         """A stream with this peer has begun: ask its relay about it."""
         way, now = (far_end.relay, far_end.peer), asyncio.get_running_loop().time()
-        asked = way in self._asking or self._places.get(way) or now < self._ask_again.get(way, now)
+        asked = way in self._asking or (way in self._places and now < self._places[way][1])
         if far_end.relay in self._bootstrap and not asked and len(self._asking) < MAX_ASKING:
             self._asking[way] = asyncio.create_task(self._ask(*way))
 
@@ -51,20 +50,25 @@ class RelayedPlaces:
             task.cancel()
 
     async def _ask(self, relay: str, peer: str) -> None:
-        way = relay, peer
         try:
-            remember(self._places, way, await whence(self._channel(relay), peer), MAX_KNOWN)
-            remember(self._ask_again, way, asyncio.get_running_loop().time() + _AGAIN_S, MAX_KNOWN)
+            said = await whence(self._channel(relay), peer)
+            place = self._said(relay, peer) if said is None else said
+            again = asyncio.get_running_loop().time() + _AGAIN_S
+            remember(self._places, (relay, peer), (place, again), MAX_KNOWN)
         finally:
-            del self._asking[way]
+            del self._asking[relay, peer]
+
+    def _said(self, relay: str, peer: str) -> str:
+        return self._places.get((relay, peer), ("", 0.0))[0]
 
 
-async def whence(relay: grpc.aio.Channel, peer: str) -> str:
-    """In which place a relay sees a peer; empty where it does not say."""
+async def whence(relay: grpc.aio.Channel, peer: str) -> str | None:
+    """In which place a relay sees a peer; empty where it does not say; None: it did not answer."""
     try:
         with peer_faults():
             reply = await MirrorStub(relay).Whence(pb.WhenceRequest(peer=peer), timeout=_ANSWER_S)
-        network = ipaddress.ip_network(reply.place) if reply.place else None
-    except (PeerLost, ValueError):
+        return place_of(str(ipaddress.ip_network(reply.place).network_address)) if reply.place else ""
+    except PeerLost:
+        return None
+    except ValueError:
         return ""
-    return "" if network is None else place_of(str(network.network_address))

@@ -25,6 +25,7 @@ from memory_network.network import started
 from patience import PATIENCE
 from ports import quiet_port
 from transport_peers import STEP_S, Exchange, OverLibp2p, Runs, drain, echo, failure_of, fragment, list_no_runs, until
+from virtual_clock import run_virtual
 
 import noloco_node
 from noloco_node.base.addresses import ANY_LOCAL_PORT, ANY_PORT, Address, ip_address, parse
@@ -35,7 +36,7 @@ from noloco_node.host.memory import process_bytes
 from noloco_node.peers import directory
 from noloco_node.transport import grpc_bridge, libp2p, reachability, relayed_places, self_view
 from noloco_node.transport.call_limits import OF_PEER, CallLimits
-from noloco_node.transport.grpc_bridge import CHANNEL_OPTIONS, SERVER_OPTIONS, splice
+from noloco_node.transport.grpc_bridge import CHANNEL_OPTIONS, SERVER_OPTIONS, FarEnd, splice
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.p2pd import session
 from noloco_node.transport.p2pd.control import P2pdControl
@@ -521,6 +522,31 @@ async def test_a_peer_reports_which_of_our_ports_are_libp2ps(net, monkeypatch):
     assert client.skew == (0, 1), "there is one clock here"
 
 
+def test_who_has_asked_something_counts_where_it_is_now(tmp_path):
+    """64 identities that had been at 64 places once, and then all on one host, had the answers of 64 places."""
+
+    class Control:
+        host = "9.9.9.9"
+
+        async def find_connected(self, peer):
+            return FarEnd(peer, self.host)
+
+    async def test():
+        node, control = transport(tmp_path), Control()
+        node._latest = SimpleNamespace(control=control)
+        node._note(FarEnd("met", "9.9.9.9"))
+        for host, place, why in (
+            ("9.9.9.9", "9.9.9.0/24", ""),
+            ("8.8.8.8", "9.9.9.0/24", "p2pd is asked once a minute"),
+            ("8.8.8.8", "8.8.8.0/24", ""),
+        ):
+            control.host = host
+            assert {await node.place_seen(peer) for peer in ("met", "asks")} == {place}, why
+            await asyncio.sleep(31)
+
+    run_virtual(test())
+
+
 async def test_a_peer_over_a_transport_that_hivemind_cannot_name_is_where_its_bytes_come_from(net, tmp_path):
     """p2pd knows it, and dials it where a peer has said that it listens there. Each call raised and left a socket."""
     node = await net.start()
@@ -647,7 +673,7 @@ async def test_a_newcomer_is_answered_while_15_identities_of_5_places_hold_all_c
         yield
 
     async def read_caller(reader):
-        return grpc_bridge.FarEnd(*(await reader.readline()).decode().split())
+        return FarEnd(*(await reader.readline()).decode().split())
 
     async def dial(peer):
         streams = await asyncio.open_unix_connection(directory_of(server) / libp2p._STREAMS)
