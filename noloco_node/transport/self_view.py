@@ -2,21 +2,25 @@
 answers.
 
 libp2p's own AutoNAT never tests private addresses and does not report its result. Here the peer opens a TCP
-connection to the address that it sees the caller at, and nowhere else, so nobody can make it probe others' machines;
-libp2p's greeting shows that a libp2p host listens there. The answer is a hint for the caller alone.
+connection to the address that it sees the caller at, and nowhere else, so nobody can make it probe others' machines.
+The host that listens there has to prove the caller's peer id: a router may forward the port to another libp2p host
+behind it. The answer is a hint for the caller alone.
 """
 
 import asyncio
 import ipaddress
 import math
+import ssl
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import grpc
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from noloco_node.base.identity import is_peer_id
+from noloco_node.base.identity import is_peer_id, public_key, verify
 from noloco_node.errors import PeerLost
 from noloco_node.transport.base import peer_faults
 from noloco_node.transport.grpc_bridge import FarEnd
@@ -24,7 +28,7 @@ from noloco_node.wire import mirror_pb2 as pb
 from noloco_node.wire.mirror_pb2_grpc import MirrorServicer, MirrorStub
 
 MAX_PORTS = 4
-_GREETING = b"\x13/multistream/1.0.0\n"
+_GREETING = b"\x13/multistream/1.0.0\n\x0b/tls/1.0.0\n"
 _PROBE_S = 3.0  # a router that drops unexpected packets does not answer at all
 _LOOK_S = 2 * _PROBE_S
 _ROUND_TRIP_S = 20.0  # to find a way to the peer, which may take several addresses and a relay, and for the answer
@@ -57,7 +61,7 @@ class SelfViewService(MirrorServicer):
         own = Counter({caller.place: len(ports)})
         self._probes += own
         try:
-            answers = await asyncio.gather(*(_libp2p_answers(caller.host, port) for port in ports))
+            answers = await asyncio.gather(*(_answers_as(caller.peer, caller.host, port) for port in ports))
         finally:
             self._probes -= own
         open_ports = [port for port, answer in zip(ports, answers, strict=True) if answer]
@@ -75,18 +79,38 @@ class SelfViewService(MirrorServicer):
         return pb.WhenceReply(place=found.place if found and not found.relayed else "")
 
 
-async def _libp2p_answers(host: str, port: int) -> bool:
+async def _answers_as(peer: str, host: str, port: int) -> bool:
     writer = None
     try:
         async with asyncio.timeout(_PROBE_S):
             reader, writer = await asyncio.open_connection(host, port)
             writer.write(_GREETING)
-            return await reader.readexactly(len(_GREETING)) == _GREETING
+            if await reader.readexactly(len(_GREETING)) != _GREETING:
+                return False
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # it checks that the host has the certificate's key
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            await writer.start_tls(context)
+            return proves(writer.get_extra_info("ssl_object").getpeercert(binary_form=True), peer)
     except (OSError, asyncio.IncompleteReadError):
         return False
     finally:
         if writer is not None:
             writer.transport.abort()
+
+
+def proves(certificate: bytes, peer: str) -> bool:
+    """Whether this peer signed the key of a TLS certificate, in which its own key and the signature stand side by side:
+    https://github.com/libp2p/specs/blob/master/tls/tls.md"""
+    from cryptography.x509 import InvalidVersion, load_der_x509_certificate  # late: it takes 25 ms
+
+    try:
+        key = load_der_x509_certificate(certificate).public_key()
+        signed = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    except (ValueError, InvalidVersion, UnsupportedAlgorithm):
+        return False
+    _, _, signature = certificate.partition((public_key(peer) or b"") + b"\x04\x40")  # 64 bytes follow
+    return verify(peer, b"libp2p-tls-handshake:" + signed, signature[:64])
 
 
 class SelfView(NamedTuple):

@@ -24,7 +24,10 @@ import base58
 import numpy as np
 import pytest
 from canned_node import busy
+from certificates import certificate
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.utils import CryptographyDeprecationWarning
 from fake_node import FakeNode
 from mutations import mutated
 from records import NOW, RUN, record
@@ -314,6 +317,9 @@ def parsers() -> Iterator[Parser]:
     yield Parser("look", answers(looked_at), [look.SerializeToString(), scoped.SerializeToString()])
     whence = mirror_pb2.WhenceReply(place="203.0.113.0/24").SerializeToString()
     yield Parser("whence", answers(lambda c: relayed_places.whence(c, ME.peer_id)), [whence])
+    proved = lambda data, _: self_view.proves(data, ME.peer_id)  # noqa: E731
+    key = ec.derive_private_key(7, ec.SECP256R1())
+    yield Parser("certificate", proved, [certificate(ME, key, key)], (CryptographyDeprecationWarning,))
     hop = circuit_pb2.HopMessage(type=circuit_pb2.HopMessage.STATUS, status=100).SerializeToString()
     yield Parser("relay", relay_answer, [bytes([len(hop)]) + hop], (ConnectionError,))
 

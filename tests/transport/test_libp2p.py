@@ -511,13 +511,13 @@ async def test_bootstrap_peers_on_this_machine_give_no_verdict(net):
     assert everywhere.reachable is None
 
 
-async def test_a_peer_reports_which_of_our_ports_are_libp2ps(net, monkeypatch):
+async def test_a_peer_reports_at_which_ports_we_answer_and_not_another_libp2p_host(net, monkeypatch):
     server, client = await net.start(), await net.start()
     own = client.addresses()[0].port
     monkeypatch.setattr(self_view, "_LOOK_S", STEP_S)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         other = silent.getsockname()[1]
-        image = await self_view.look(client.channel(server.peer_id), [own, other])
+        image = await self_view.look(client.channel(server.peer_id), [own, other, server.listening_port])
     assert image == ("127.0.0.1", (own,))
     assert client.skew == (0, 1), "there is one clock here"
 

@@ -6,13 +6,17 @@ import math
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
+from certificates import certificate
+from cryptography.hazmat.primitives.asymmetric import ec
 from memory_network.network import MemoryNetwork, started
 from virtual_clock import run_virtual
 
+from noloco_node.base.identity import Identity
 from noloco_node.transport import self_view
 from noloco_node.transport.grpc_bridge import FarEnd
 from noloco_node.transport.self_view import ClockSkew
@@ -87,11 +91,11 @@ async def test_one_place_cannot_take_all_probes(monkeypatch: pytest.MonkeyPatch)
     """A router that drops all packets lets each of them last for seconds."""
     hangs = asyncio.Event()
 
-    async def dropped(host: str, port: int) -> bool:
+    async def dropped(peer: str, host: str, port: int) -> bool:
         await hangs.wait()
         return True
 
-    monkeypatch.setattr(self_view, "_libp2p_answers", dropped)
+    monkeypatch.setattr(self_view, "_answers_as", dropped)
     ends = {"greedy": FarEnd("greedy", "8.8.8.8"), "honest": FarEnd("honest", "9.9.9.9")}
 
     async def nobody(peer: str) -> None:
@@ -112,3 +116,13 @@ async def test_one_place_cannot_take_all_probes(monkeypatch: pytest.MonkeyPatch)
     assert list((await honest).open) == [1, 2, 3, 4]
     answers = await asyncio.gather(*greedy, return_exceptions=True)
     assert sum(isinstance(answer, pb.LookReply) for answer in answers) == 2
+
+
+def test_a_certificate_proves_its_peer_if_that_one_signed_its_key(tmp_path: Path) -> None:
+    one, other = (Identity.load_or_create(tmp_path / name) for name in ("one", "other"))
+    key, stolen = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    assert self_view.proves(certificate(one, key, key), one.peer_id)
+    assert not self_view.proves(certificate(one, key, key), other.peer_id)
+    assert not self_view.proves(certificate(one, key, stolen), one.peer_id), "copied from another certificate"
+    for nonsense in (b"", b"nonsense", certificate(one, key, key)[:-1]):
+        assert not self_view.proves(nonsense, one.peer_id)
