@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import grpc
 
 from noloco_node.base import peer_names, places
-from noloco_node.errors import Incompatible, PeerFault, PeerLost, PeerMisbehaved, PeerRefused, SwarmUnreachable
+from noloco_node.errors import Incompatible, PeerFault, PeerLost, PeerMisbehaved, SwarmUnreachable
 from noloco_node.host.traffic import Traffic
 from noloco_node.peers.directory import SILENT
 from noloco_node.state_transfer import client
@@ -28,18 +28,22 @@ from noloco_node.state_transfer.server import MAX_WAITING
 from noloco_node.state_transfer.slow_donors import SlowDonors
 from noloco_node.version import PROTOCOL, VERSION
 from noloco_node.wire.messages import Code
-from noloco_node.wire.state_format import Coding
+from noloco_node.wire.state_format import Coding, fragment_bytes
 
 TAKE_STATE_S = 300.0
 """Longest wait for a peer to begin to send its state, and between two signs of progress; a queue may be long."""
 QUEUE_S = 60.0
 """Wait in one donor's queue without moving up, or for its copy, while there are other donors. Doubles each time
 that this donor is asked: when all donors are busy, only a long wait reaches the head of a queue."""
-TOO_SLOW = "too_slow"
+TOO_SLOW, LONG_QUEUE = "too_slow", "long_queue"
+"""Why this node itself leaves a donor."""
 RETRY_S = 1.0
 RESUME_TRIES = 3
-"""Tries to resume a broken stream before another donor is asked for its version. The count restarts whenever something
-arrived: a relay may carry a few bytes at a time."""
+"""Tries to resume a broken stream before another donor is asked for its version. The count restarts whenever more
+arrived than this donor ever sent: a relay may carry a few bytes at a time."""
+MOST_BREAKS = 8
+"""A donor that breaks off so often after a sign of progress could do so for ever: from then on only complete fragments
+are progress, beyond the most that it ever came to. A relay breaks a long download a few times."""
 WITNESSES = 4
 """With the donor itself they are an odd number: more than half of them decide."""
 INCOMPATIBLE_S = 15.0
@@ -114,29 +118,18 @@ async def fetch_state(  # noqa: PLR0913
                 peer = choice.next(others.donors)
                 if peer is not None:
                     witnesses = [w for w in others.witnesses if w != peer and w not in choice.misbehaved]
-                    slow = choice.begins(others.donors, peer)
-                    attempt = _Attempt(
-                        peer,
-                        channel,
-                        wanted,
-                        witnesses,
-                        patience,
-                        choice.queue_s(others.donors),
-                        slow,
-                        waits_for,
-                        checks,
-                    )
-                    before = download.root, download.done
+                    choice.begins(others.donors, peer)
+                    queue_s, before = choice.queue_s(others.donors), patience.when()
+                    attempt = _Attempt(peer, channel, wanted, witnesses, patience, queue_s, choice, waits_for, checks)
                     try:
                         state = await client.fetch(channel(peer), wanted.terms, download, attempt, pace)
                         await attempt.judge(state)
                     except PeerFault as fault:
                         log.info("%s does not send its state (%s)", attempt.name, fault)
-                        came = (download.root, download.done) != before
                         if attempt.refuted:
                             del state  # two do not fit into memory
                             download = Download(wanted.numbers, wanted.coding)
-                        choice.failed(peer, fault, begun=bool(download.done), came=came)
+                        choice.failed(peer, fault, download.done_bytes, renewed=patience.when() != before)
                         if not wanted.own_round and choice.incompatible_s(others.donors) > INCOMPATIBLE_S:
                             raise Incompatible(_other_version(others.versions)) from fault
                     else:
@@ -153,12 +146,12 @@ async def fetch_state(  # noqa: PLR0913
             return None
     except TimeoutError:
         waited = f"{TAKE_STATE_S:g} s"
-        why = f"no peer sent its state within {waited} (the last one: {choice.failure}): try again later"
+        why = f"no peer sent its state within {waited} (the last one: {choice.outcome}): try again later"
         still = (
             f"the other nodes of the run are still starting after {waited}, or cannot be found: try again when one of "
             "them trains"
         )
-        raise SwarmUnreachable(why if choice.failure else still) from None
+        raise SwarmUnreachable(why if choice.outcome else still) from None
 
 
 def records(error: BaseException) -> str:
@@ -181,22 +174,26 @@ class _Choice:
 
     def __init__(self, checks: Checks) -> None:
         self.misbehaved: set[str] = set()
-        self.failure: PeerFault | None = None
+        self.outcome: str | None = None
+        """Of the last try."""
         self._samples = checks.samples
         self._last: str | None = None
         self._tries_left = 0
         self._turns: Counter[str] = Counter()
         self._incompatible: dict[str, float] = {}
         """Since when each has answered nothing else."""
-        self._slow = SlowDonors()
+        self._breaks: Counter[str] = Counter()
+        self._most: Counter[str] = Counter()
+        """Bytes of complete fragments that were here at the end of a try: the most, of each donor."""
+        self.slow = SlowDonors()
 
     def next(self, candidates: Sequence[str]) -> str | None:
         honest = self._honest(candidates)
         if not (self._tries_left and self._last in honest):
             ranks = {peer: self._rank(peer) for peer in honest}
             first = {peer: self._samples.place_of(peer) for peer in honest if ranks[peer] == min(ranks.values())}
-            if self._slow.better in honest:
-                self._last = self._slow.better
+            if self.slow.better in honest:
+                self._last = self.slow.better
             else:
                 self._last = places.draw(random, first) if first else None
             self._tries_left = RESUME_TRIES
@@ -214,24 +211,30 @@ class _Choice:
         turns = min(self._turns[self._last], 10) if self._last else 0
         return QUEUE_S * 2 ** (turns - 1) if len(self._honest(candidates)) > 1 else None
 
-    def begins(self, candidates: Sequence[str], peer: str) -> SlowDonors:
+    def begins(self, candidates: Sequence[str], peer: str) -> None:
         """To take the state of this donor."""
-        self._slow.begin(peer, [other for other in self._honest(candidates) if other != peer])
-        return self._slow
+        self.outcome = "was still waited for"
+        self.slow.begin(peer, [other for other in self._honest(candidates) if other != peer])
 
-    def failed(self, peer: str, fault: PeerFault, *, begun: bool, came: bool) -> None:
-        """`begun`: a part of its version is here; `came`: something came in this attempt."""
-        self.failure = fault.with_traceback(None)  # which holds the frames that hold the state
+    def is_progress(self, peer: str, done_bytes: int = 0) -> bool:
+        """Whether what it sends now is. `done_bytes`: of complete fragments that are here then."""
+        return self._breaks[peer] < MOST_BREAKS or done_bytes > self._most[peer]
+
+    def failed(self, peer: str, fault: PeerFault, done_bytes: int, *, renewed: bool) -> None:
+        """`done_bytes`: of complete fragments that are here; `renewed`: it had made progress in this attempt."""
+        self.outcome = str(fault)  # its traceback would hold the frames that hold the state
+        further, self._most[peer] = done_bytes > self._most[peer], max(done_bytes, self._most[peer])
+        self._breaks[peer] += renewed and fault.reason not in (TOO_SLOW, LONG_QUEUE)
         if fault.reason != TOO_SLOW:
-            self._slow.failed(peer)
+            self.slow.failed(peer)
         if isinstance(fault, PeerMisbehaved):
             self.misbehaved.add(peer)
         if fault.reason == Code.INCOMPATIBLE.reason:
             self._incompatible.setdefault(peer, _now())
         else:
             self._incompatible.pop(peer, None)
-        tries = RESUME_TRIES if came else self._tries_left - 1
-        self._tries_left = tries if begun and isinstance(fault, PeerLost) else 0
+        tries = RESUME_TRIES if further else self._tries_left - 1
+        self._tries_left = tries if done_bytes and isinstance(fault, PeerLost) else 0
 
     def incompatible_s(self, candidates: Sequence[str]) -> float:
         """How long all of them have said that this node is."""
@@ -252,7 +255,7 @@ class _Attempt:
         witnesses: Sequence[str],
         patience: asyncio.Timeout,
         queue_s: float | None,
-        slow: SlowDonors,
+        choice: _Choice,
         waits_for: Say,
         checks: Checks,
     ) -> None:
@@ -260,7 +263,7 @@ class _Attempt:
         self.refuted = False
         self._donor, self._checks = donor, checks
         self._channel, self._wanted, self._witnesses = channel, wanted, witnesses
-        self._patience, self._queue_s, self._slow, self._waits_for = patience, queue_s, slow, waits_for
+        self._patience, self._queue_s, self._choice, self._waits_for = patience, queue_s, choice, waits_for
         self._place, self._since, self._began = MAX_WAITING + 1, _now(), _now()
         self._words = client.DownloadProgress()
         waits_for(f"state from {self.name}")
@@ -272,8 +275,8 @@ class _Attempt:
         if self._queue_s is not None and (
             now - self._since > self._queue_s or (place and now - self._began > 2 * self._queue_s)
         ):
-            raise PeerRefused("busy")  # a queue that goes forward step by step may still last for ever
-        if forward:
+            raise PeerFault(LONG_QUEUE)  # a queue that goes forward step by step may still last for ever
+        if forward and self._choice.is_progress(self._donor):
             self._renew()
         self._waits_for(f"state from {self.name}" + (f", {place} before us" if place else ", which copies it"))
 
@@ -288,9 +291,10 @@ class _Attempt:
             raise PeerFault(why, f"of round {round}, where others are at {middle}")
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:
-        self._renew()
+        if self._choice.is_progress(self._donor, done_bytes - done_bytes % fragment_bytes(total_bytes)):
+            self._renew()
         self._waits_for(f"state from {self.name}, {self._words(done_bytes, total_bytes)}")
-        if self._slow.leaves(done_bytes, total_bytes, _now()):
+        if self._choice.slow.leaves(done_bytes, total_bytes, _now()):
             raise PeerFault(TOO_SLOW)
 
     async def judge(self, state: LiveState) -> None:

@@ -6,7 +6,7 @@ import logging
 import re
 import struct
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -698,6 +698,28 @@ async def test_over_a_connection_that_breaks_again_and_again_each_byte_comes_onc
 
 
 @in_virtual_time
+async def test_a_slow_connection_that_breaks_often_gets_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all it takes longer than a node waits for a sign of progress."""
+    monkeypatch.setattr(client, "ASIDE_BYTES", 1 << 30)
+    network, data, breaks = DonorNetwork(), DATA * 8, iter(range(6, 96, 6))
+    await network.donor("relayed", Owner(data), max_upload=MIN_RATE_BYTES_S)
+    broken, cut = 0, next(breaks)
+
+    def say(what: str) -> None:
+        nonlocal broken, cut
+        percent = re.search(r"(\d+)%", what)
+        if percent and int(percent[1]) >= cut:
+            broken, cut = broken + 1, next(breaks, 101)
+            network.network.vanish("relayed")
+            network.network.admit(network.transports["relayed"])
+
+    state = await taken(network, there("relayed"), Wanted(TERMS, 8 * NUMBERS, BUDGET), say)
+    assert state is not None and state.data == data
+    assert broken > choose_donor.MOST_BREAKS
+    assert asyncio.get_running_loop().time() > 2 * choose_donor.TAKE_STATE_S
+
+
+@in_virtual_time
 async def test_a_node_that_waits_at_a_busy_donor_turns_to_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ASIDE_BYTES", 1 << 30)
     monkeypatch.setattr(choose_donor.random, "choice", lambda found: found[0])
@@ -855,6 +877,58 @@ async def test_a_copy_that_begins_when_its_turn_came_late_is_waited_for(monkeypa
     patient = FaultyDonor(frames, 12, shows=DATA, gaps=[0.0, *4 * [29.0], *4 * [10.0]])
     busy = FaultyDonor([wire.Refusal(wire.Code.BUSY)], 12)
     assert (await slowly({"first": patient, "second": busy}, DATA))[0] is not None and patient.asked == 1
+
+
+class Endless(FaultyDonor):
+    """Begins another version at each call, and never sends all of it."""
+
+    async def Fetch(  # noqa: N802
+        self, request: pb.StateRequest, context: Any
+    ) -> AsyncIterator[pb.StateFrame]:
+        data = struct.pack("<f", self.asked + 1) * NUMBERS
+        self.frames = [wire.StatePlace(1), header(data), *chunks(data)[:3]]
+        async for frame in super().Fetch(request, context):
+            yield frame
+
+
+PLACE, BUSY = wire.StatePlace(1), wire.Refusal(wire.Code.BUSY)
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["at once", "after a while"])
+@pytest.mark.parametrize(
+    "frames",
+    [[PLACE], [PLACE, BUSY], None],
+    ids=["in a queue, hangs up", "in a queue, refuses", "another version each time"],
+)
+@in_virtual_time
+async def test_a_donor_that_breaks_off_again_and_again_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch, frames: list[wire.StateFrame] | None, silent: bool
+) -> None:
+    monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
+    network = DonorNetwork()
+    await network.faulty_donor("donor", FaultyDonor(frames, 12, silent) if frames else Endless([], 12, silent))
+    with pytest.raises(SwarmUnreachable, match="no peer sent its state"):
+        await taken(network, there("donor"), Wanted(TERMS, NUMBERS, BUDGET))
+    most_s = choose_donor.TAKE_STATE_S + (choose_donor.MOST_BREAKS + 1) * (client.FRAME_S + choose_donor.RETRY_S)
+    assert asyncio.get_running_loop().time() <= most_s
+
+
+@in_virtual_time
+async def test_a_donor_whose_versions_never_end_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose_donor.random, "choice", lambda found: found[0])
+    endless = Endless([], 12, shows=DATA)
+    state, _ = await slowly({"first": endless, "second": None}, DATA)
+    assert state is not None and of(state) == (12, DATA)
+    assert 1 <= endless.asked <= 1 + choose_donor.RESUME_TRIES
+
+
+@in_virtual_time
+async def test_who_waits_in_a_queue_to_the_end_is_told_so() -> None:
+    """And not that nobody trains."""
+    network = DonorNetwork()
+    await network.faulty_donor("donor", FaultyDonor(100 * [PLACE], 12, gaps=100 * [10.0]))
+    with pytest.raises(SwarmUnreachable, match=r"no peer sent its state .*the last one: was still waited for"):
+        await taken(network, there("donor"), Wanted(TERMS, NUMBERS, BUDGET))
 
 
 @in_virtual_time
