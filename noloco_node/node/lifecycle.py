@@ -14,10 +14,10 @@ be is compared with what was ordered last, and the differences are the actions. 
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from noloco_node.base.states import AT_WORK, NodeState
+from noloco_node.base.states import AT_WORK, ON_THE_WAY, NodeState
 from noloco_node.host.limits import PAUSED, QUOTA
 
-DIVERGED, ROLLED_BACK = "catching_up", "rolled_back"
+DIVERGED, ROLLED_BACK, UNSEEN = "catching_up", "rolled_back", "others_unseen"
 """Why rounds are paused, beside PAUSED and QUOTA; the rounds that end meanwhile are solo for this reason. The first is
 not the word for a swap that diverged: a round that this pause ends would count as another divergence."""
 NETWORK, LAST_PARTNER = "the network daemon", "a partner for the last round"
@@ -72,7 +72,8 @@ class ModelReady:
     """Model, data and checkpoint are loaded."""
 
     resumed: bool
-    """From a checkpoint: a node whose limits forbid swaps then trains without asking for a peer's state."""
+    """From a checkpoint: a node whose limits forbid swaps then trains without asking for a peer's state. Until others
+    are seen it makes no swaps, as after a standstill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,9 @@ class Lifecycle:
         self.at_work = False
         """From the beginning of training until its last checkpoint: what the training thread has is worth saving."""
         self.stood_still = False
-        """And it has not been seen since how far the others are."""
+        """Or was off, and it has not been seen since how far the others are."""
+        self._was_paused = False
+        """Since it last could swap: a used-up quota followed the pause."""
         self._waits_for: str | None = NETWORK
         self._limits = Limits(None)
         self._catch_up: str | None = None
@@ -181,13 +184,11 @@ class Lifecycle:
             case Signal.DIRECTORY_ENTERED if self.state is NodeState.STARTING:
                 self.state = NodeState.RENDEZVOUS
             case ModelReady(resumed) if self.state is NodeState.STARTING:
+                self.stood_still |= resumed
                 if not (resumed and self._limits.hold):
                     self.state = NodeState.JOINING
-            case Signal.CAUGHT_UP if self._catch_up:
-                self.state = NodeState.TRAINING
-            case Signal.CAUGHT_UP if self.state in (NodeState.STARTING, NodeState.JOINING) and not self._orders.begun:
-                self.at_work = True
-                self.stood_still |= self.state is NodeState.STARTING  # nobody was asked how far the others are
+            case Signal.CAUGHT_UP if self.state in ON_THE_WAY:
+                self.at_work |= not self._orders.begun
                 self.state = _LIMITED[self._limits.hold]
             case Limits():
                 self._limits = event
@@ -199,9 +200,9 @@ class Lifecycle:
                 self.stood_still = True
             case Signal.KEPT_UP:
                 self.stood_still = False
-            case Signal.LEFT_BEHIND:
-                self.stood_still = self.state is NodeState.SOLO  # it catches up when it may
-                if self.state is NodeState.TRAINING and not self._work_done:
+            case Signal.LEFT_BEHIND if self.state is NodeState.TRAINING:  # else it catches up when it may
+                self.stood_still = False
+                if not self._work_done:
                     self._join_again(PAUSED)
             case Signal.ROLLED_BACK:
                 self._rolled_back = True
@@ -221,9 +222,11 @@ class Lifecycle:
                 pass  # too late: something else was decided meanwhile
 
     def _obey(self, limits: Limits) -> None:
-        if limits.hold is None and self.state is NodeState.JOINING:
-            return  # catching up goes on
-        was_away = self.state is NodeState.PAUSED or (self.state is NodeState.SOLO and self.stood_still)
+        if limits.hold is not PAUSED and self.state is NodeState.JOINING:
+            return  # catching up goes on: its own state may be what used the quota up
+        self._was_paused |= self.state is NodeState.PAUSED
+        was_away = self._was_paused or (self.state is NodeState.SOLO and self.stood_still)
+        self._was_paused &= limits.hold is not None
         if limits.hold is None and was_away and limits.behind and not self._work_done:
             self.stood_still = False
             self._join_again(PAUSED)
@@ -240,8 +243,10 @@ class Lifecycle:
     def _rounds_held(self) -> str | None:
         if self._rounds_over or self.state is NodeState.LEAVING:
             return _STOPPED
-        if self.state is NodeState.PAUSED or (self.stood_still and self.state is NodeState.TRAINING):
+        if self.state is NodeState.PAUSED:
             return PAUSED
+        if self.stood_still and self.state is NodeState.TRAINING:
+            return UNSEEN
         if self._catch_up:
             return self._catch_up
         if self._rolled_back:

@@ -583,6 +583,7 @@ class TrainingNode(BaseNode):
         before = self._stats.round
         await asyncio.wrap_future(thread.adopt(state.round, state.data))
         self._stats.round = state.round
+        self._handle(lifecycle.Signal.KEPT_UP)
         if self._stats.rounds_target:
             self._own_end += max(0, state.round - before)  # the number of its own rounds stays the same
             self._stats.rounds_target = min(rules.run.rounds, self._own_end)

@@ -11,6 +11,7 @@ from noloco_node.node.lifecycle import (
     LAST_PARTNER,
     NETWORK,
     ROLLED_BACK,
+    UNSEEN,
     Action,
     Event,
     Lifecycle,
@@ -24,7 +25,7 @@ from noloco_node.node.lifecycle import (
 )
 
 NONE, PAUSE, SPENT = Limits(None), Limits(PAUSED, "`noloco-node resume`"), Limits(QUOTA)
-BEHIND = Limits(None, behind=True)
+BEHIND, SPENT_BEHIND = Limits(None, behind=True), Limits(QUOTA, behind=True)
 
 
 def told(life: Lifecycle, *events: Event) -> list[Action]:
@@ -110,11 +111,15 @@ def test_a_long_pause_ends_in_catching_up() -> None:
 def test_a_node_that_stood_still_and_was_left_behind_catches_up() -> None:
     life = trains()
     assert told(life, BEHIND) == [], "a slow machine, which trains on"
-    assert told(life, Signal.STOOD_STILL) == [PauseRounds(PAUSED)], "a swap would diverge"
+    assert told(life, Signal.STOOD_STILL) == [PauseRounds(UNSEEN)], "a swap would diverge"
     assert told(life, NONE, Signal.BOUNDARY) == []
     assert told(life, Signal.KEPT_UP) == [Order.RESUME_ROUNDS]
-    assert told(life, Signal.STOOD_STILL) == [PauseRounds(PAUSED)]
-    assert told(life, Signal.LEFT_BEHIND, Signal.LEFT_BEHIND) == [Order.PAUSE_TRAINING, StartCatchUp(diverged=False)]
+    assert told(life, Signal.STOOD_STILL) == [PauseRounds(UNSEEN)]
+    assert told(life, Signal.LEFT_BEHIND, Signal.LEFT_BEHIND) == [
+        PauseRounds(PAUSED),
+        Order.PAUSE_TRAINING,
+        StartCatchUp(diverged=False),
+    ]
     assert told(life, Signal.CAUGHT_UP) == [Order.STOP_CATCH_UP, Order.RESUME_ROUNDS, Order.RESUME_TRAINING]
     paused = trains(PAUSE)
     assert told(paused, Signal.STOOD_STILL, Signal.LEFT_BEHIND) == [], "the end of the pause will show it"
@@ -130,11 +135,39 @@ def test_a_node_that_stood_still_while_its_quota_was_used_up_catches_up_when_it_
     kept_up = trains(SPENT, Signal.STOOD_STILL, Signal.KEPT_UP)
     assert told(kept_up, BEHIND) == [Order.RESUME_ROUNDS], "it went on training, on a slow machine"
     unseen = trains(SPENT, Signal.STOOD_STILL)
-    assert told(unseen, NONE) == [PauseRounds(PAUSED)], "until it is seen how far the others are"
+    assert told(unseen, NONE) == [PauseRounds(UNSEEN)], "until it is seen how far the others are"
     resumed = Lifecycle()
     told(resumed, SPENT, ModelReady(resumed=True), Signal.CAUGHT_UP, Signal.LEFT_BEHIND)
     assert resumed.state is NodeState.SOLO
     assert told(resumed, BEHIND) == [PauseRounds(PAUSED), Order.PAUSE_TRAINING, StartCatchUp(diverged=False)]
+
+
+def test_a_pause_that_a_spent_quota_follows_may_end_in_catching_up() -> None:
+    """As of a node with hours, whose quota is used up when they begin."""
+    life = trains(PAUSE, SPENT_BEHIND, SPENT_BEHIND)
+    assert told(life, BEHIND) == [PauseRounds(PAUSED), Order.PAUSE_TRAINING, StartCatchUp(diverged=False)]
+    assert told(life, Signal.CAUGHT_UP, SPENT_BEHIND, BEHIND)[-1] == Order.RESUME_ROUNDS, "once"
+
+
+@pytest.mark.parametrize("begun", [Signal.DIVERGED, PAUSE], ids=["diverged", "after a pause"])
+def test_a_spent_quota_does_not_stop_catching_up(begun: Event) -> None:
+    """The state that it fetches may itself be what used it up, and would be given up each day."""
+    life = trains(begun, *([BEHIND] if begun == PAUSE else []))
+    assert told(life, SPENT_BEHIND, BEHIND, SPENT_BEHIND) == []
+    assert told(life, Signal.CAUGHT_UP) == [Order.STOP_CATCH_UP, PauseRounds(QUOTA), Order.RESUME_TRAINING]
+    assert life.state is NodeState.SOLO
+
+
+def test_a_node_that_resumed_makes_no_swaps_before_it_is_seen_how_far_the_others_are() -> None:
+    """Its look-ups may have failed, or it was the first one to be back."""
+    life = Lifecycle()
+    assert told(life, ModelReady(resumed=True), Signal.LEFT_BEHIND, Signal.CAUGHT_UP) == [
+        PauseRounds(UNSEEN),
+        Order.BEGIN_TRAINING,
+    ]
+    assert told(life, Signal.LEFT_BEHIND)[-1] == StartCatchUp(diverged=False)
+    kept_up = Lifecycle()
+    assert told(kept_up, ModelReady(resumed=True), Signal.KEPT_UP, Signal.CAUGHT_UP) == [Order.BEGIN_TRAINING]
 
 
 def test_weights_that_diverged_are_replaced() -> None:
@@ -177,7 +210,6 @@ def test_divergence_that_is_reported_again_meanwhile_starts_nothing_more() -> No
     ("event", "actions"),
     [
         (PAUSE, [Order.STOP_CATCH_UP, PauseRounds(PAUSED)]),
-        (SPENT, [Order.STOP_CATCH_UP, PauseRounds(QUOTA), Order.RESUME_TRAINING]),
         (Signal.LEAVE, [Order.STOP_CATCH_UP, Order.STOP_ROUNDS]),
     ],
 )

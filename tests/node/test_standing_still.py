@@ -14,7 +14,7 @@ from noloco_node.base.identity import Identity
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.limits import PAUSED
 from noloco_node.host.standstill import LONG_S
-from noloco_node.node.lifecycle import ModelReady, Order, PauseRounds, Signal, StartCatchUp
+from noloco_node.node.lifecycle import UNSEEN, ModelReady, Order, PauseRounds, Signal, StartCatchUp
 from noloco_node.node.trainer import TrainingNode
 from noloco_node.run.manifest import sign
 from noloco_node.run.schema import Manifest
@@ -46,7 +46,7 @@ async def test_it_catches_up_once_others_are_seen(tmp_path: Path, behind: bool, 
     assert not ordered
     trainer._handle(Signal.STOOD_STILL)
     trainer._update_candidates()
-    assert ordered == [PauseRounds(PAUSED)], "nobody is seen yet"
+    assert ordered == [PauseRounds(UNSEEN)], "nobody is seen yet"
     trainer._membership.seen = {"b": record("b", CATCH_UP_ROUNDS + 1)}
     if swaps:
         trainer._rounds._under_way = SimpleNamespace(peer="b")
@@ -54,7 +54,8 @@ async def test_it_catches_up_once_others_are_seen(tmp_path: Path, behind: bool, 
         trainer._rounds._under_way = None
     assert len(ordered) == 1, "the swap from before breaks in a moment"
     trainer._update_candidates()
-    assert ordered[1:] == ([Order.PAUSE_TRAINING, StartCatchUp(diverged=False)] if behind else [Order.RESUME_ROUNDS])
+    catches_up = [PauseRounds(PAUSED), Order.PAUSE_TRAINING, StartCatchUp(diverged=False)]
+    assert ordered[1:] == (catches_up if behind else [Order.RESUME_ROUNDS])
     ordered.clear()
     trainer._life.handle(Signal.CAUGHT_UP)
     trainer._update_candidates()
