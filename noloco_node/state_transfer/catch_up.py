@@ -40,8 +40,8 @@ SEVERAL = 2
 DIVERGED_ROUNDS = 3
 """Diverged swaps without a committed round between them that `health` speaks of."""
 LOOKS = 3
-"""How often a joining node must have found no peer before it begins with new weights: where others have trained for
-long, its swaps with them would all diverge."""
+"""How often in a row a joining node must have found no peer before it begins with new weights: where others have
+trained for long, its swaps with them would all diverge."""
 FAILING_S = 30.0
 """How long look-ups may fail: as long as another network daemon takes to be there, also on a busy machine."""
 LONG_DOWNLOAD_S = 1800.0
@@ -155,9 +155,15 @@ class CatchUp:
         """In a row, other solo rounds left out."""
 
     async def fetch_first_state(self) -> bool:
-        """Before training begins; whether there was one. Raises SwarmUnreachable where there are other nodes, but none
-        sends its state."""
-        return await self._take()
+        """Before training begins; whether there was one. Raises SwarmUnreachable where this node has no weights of the
+        run, and there are other nodes, but none sends its state."""
+        try:
+            return await self._take()
+        except (NolocoError, OSError) as error:
+            if not self._resumed:
+                raise
+            log.warning("going on with this node's own weights: %s", error)
+            return False
 
     def is_behind(self) -> bool:
         """Whether this node is too far behind to go on with its own weights after a pause."""
@@ -221,7 +227,7 @@ class CatchUp:
 
     async def _take(self, *, diverged: bool = False) -> bool:
         node, own = self._node, self._node.round or int(self._resumed)
-        looks, loop = 1 if own or self._first else LOOKS, asyncio.get_running_loop()
+        looks, empty, loop = 1 if own or self._first else LOOKS, 0, asyncio.get_running_loop()
         failing_since: float | None = None
         terms, parameters = self.wanted.terms, self.wanted.numbers // 2
         samples = CrossCheck(terms, parameters, self._channel, self._place_of, self._sample, self._pace)
@@ -229,7 +235,7 @@ class CatchUp:
         async def others() -> Others:
             """A look that fails, as when p2pd has just died, is no sign of an empty swarm. A node with weights of its
             own goes on with them after FAILING_S."""
-            nonlocal looks, failing_since
+            nonlocal empty, failing_since
             while True:
                 try:
                     records = await node.look()
@@ -245,8 +251,9 @@ class CatchUp:
                     donors = training(records) if diverged else ahead(records, own, self._place_of)
                     donors = [donor for donor in donors if donor not in self._apart]
                     waits = not (own or self._begins) and any(record.state in ON_THE_WAY for record in records)
-                    looks -= not waits  # the run's first node may read data for minutes before it has weights
-                    if donors or looks <= 0:
+                    # the run's first node may read data for minutes before it has weights, and a donor start again
+                    empty = 0 if donors else empty + (not waits)
+                    if donors or empty >= looks:
                         witnesses = [record.peer_id for record in _under_way(records)]
                         versions = frozenset(record.version for record in records if record.peer_id in donors)
                         return Others(donors, witnesses, versions)

@@ -190,6 +190,32 @@ async def test_who_has_nothing_to_begin_with_waits_while_another_one_starts(
         await looked(*starting, begins=False)
 
 
+@pytest.mark.parametrize("busy", [0, LOOKS])
+@in_virtual_time
+async def test_looks_that_found_a_donor_do_not_count_as_those_that_found_nobody(busy: int) -> None:
+    """It refuses, is started again, or is not found for a moment."""
+    for meanwhile, begins in (([[record("busy", 12, "starting")]] * 20, False), ([[]] * (LOOKS - 1), True)):
+        network = DonorNetwork()
+        await network.faulty_donor("busy", FaultyDonor([wire.Refusal(wire.Code.BUSY)], 12))
+        await network.donor("later", Owner(DATA))
+        node = Node(0, *[[record("busy", 12)]] * busy, *meanwhile, [record("later", 12)])
+        assert await (await catch_up_of(node, network, begins=begins)).fetch_first_state()
+        assert node.state == DATA
+
+
+@pytest.mark.parametrize("round", [0, 12])
+@in_virtual_time
+async def test_only_a_node_without_weights_ends_where_no_donor_sends_its_state(
+    round: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    network, node = DonorNetwork(), Node(round, [record("donor", 50)])
+    await network.donor("donor", Owner(DATA, 50), daily_upload=1_000_000)
+    assert not await (await catch_up_of(node, network, resumed=True)).fetch_first_state()
+    assert caplog.messages[-1].startswith("going on with this node's own weights: no peer sent its state")
+    with pytest.raises(SwarmUnreachable, match="the last one: paused"):
+        await (await catch_up_of(Node(0, [record("donor", 50)]), network, begins=False)).fetch_first_state()
+
+
 @in_virtual_time
 async def test_the_state_of_a_run_that_gets_more_rounds_meanwhile_may_be_of_a_later_one() -> None:
     network, node = DonorNetwork(), Node(0, [], [record("donor", BUDGET + 1)])
