@@ -207,7 +207,7 @@ class TrainingNode(BaseNode):
             self._own_stage.take(run)
             self._known_runs.add(signed, amended=rules.amended)
             await author.learn_first()
-            if rules.ended and not (ready.tokens or self._brings_run):
+            if rules.ended and not (ready.resumed or self._brings_run):
                 raise SwarmUnreachable(f"{run.label} is over: its author has ended it. Join another run")
             self._recorder.open(self._home.run(run.run_id), run.label, self._config.sinks)
             self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
@@ -295,10 +295,10 @@ class TrainingNode(BaseNode):
         self._own_stage.begin(rules, self._token, lambda: self._life.state, self._policy.held_back)
         self._catch_up = self._new_catch_up(run, thread, terms, ready)
         self._obey_limits()
-        self._handle(lifecycle.ModelReady(resumed=ready.tokens > 0))
+        self._handle(lifecycle.ModelReady(ready.resumed))
         if self._life.state is NodeState.JOINING:
             came = await self._catch_up.fetch_first_state()
-            if not (came or ready.tokens or self._may_begin):
+            if not (came or ready.resumed or self._may_begin):
                 at = self._own_stage.at
                 raise find_run.nobody(run, f"stage {at} of {run.label}" if at else run.label, lost=self._lost_weights)
         self._begin_rounds(rules, ready)
@@ -547,7 +547,7 @@ class TrainingNode(BaseNode):
             pace,
             first=first,
             begins=self._may_begin,
-            resumed=ready.tokens > 0,
+            resumed=ready.resumed,
             same_data=same_data,
             place_of=place_of,
         )

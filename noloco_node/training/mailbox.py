@@ -153,13 +153,18 @@ class Ready:
     round: int
     device: str
     tokens: int = 0
-    """That this replica trained on before, by its checkpoint: above 0 after one, where the round may still be 0."""
+    """That this replica trained on before, by its checkpoint."""
     device_limit_bytes: int | None = None
     """What training may take of the accelerator."""
     host_limit_bytes: int | None = None
     """What this machine has."""
     gpu_uuid: str | None = None
     """By which its driver knows the GPU."""
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it has weights of the run: of round 0, or of a peer that it did not train on, too."""
+        return self.tokens > 0 or self.round > 0
 
 
 @dataclass(frozen=True, slots=True)

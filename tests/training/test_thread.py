@@ -221,6 +221,17 @@ def test_tokens_count_on_after_a_restart() -> None:
     assert (done.tokens, done.tokens_total) == (2 * 64, 6 * 64)
 
 
+def test_who_took_a_peers_weights_and_made_no_step_has_weights_when_it_is_back() -> None:
+    """As one that was paused from the beginning."""
+    before = small_replica()
+    before.adopt(3, live_state(small_replica()))
+    with running(lambda: resumed(before)) as watched:
+        ready = watched.next(Ready)
+    assert (ready.round, ready.tokens, ready.resumed) == (3, 0, True)
+    with running() as watched:
+        assert not watched.next(Ready).resumed
+
+
 def test_a_step_without_a_finite_gradient_does_not_spoil_the_norm() -> None:
     replica, norms = small_replica(), iter([math.inf, 2.0, 4.0])
     around_steps(replica, after=lambda: setattr(replica, "last_norm", next(norms)))
