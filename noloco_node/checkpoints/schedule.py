@@ -9,6 +9,7 @@ checkpoints/checkpoint.py.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, Protocol, TypeVar
@@ -71,6 +72,10 @@ class CheckpointSchedule(Generic[S]):
             return
         self._round, self._step, self._at = round, step, now
         self._begin()
+
+    def weights_replaced(self) -> None:
+        """Those of the newest checkpoint were given up: the next one is due at once."""
+        self._step, self._at = None, -math.inf
 
     async def save_now(self, *, leaving: bool = False) -> None:
         """Write one of the present state, without a timeout unless the node is `leaving`."""

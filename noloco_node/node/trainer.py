@@ -405,6 +405,7 @@ class TrainingNode(BaseNode):
                 self._observe(message)
                 if message.weights_of is not None:  # else the slow weights, and so the offers, are unchanged
                     self._handle(lifecycle.Signal.ROLLED_BACK)  # the thread breaks a swap under way
+                    self._state_service.weights_replaced()
 
     async def _finish(self, author: FollowAuthor) -> None:
         """The work is done: let the last offer find its partner, save, and stay visible for a while (--linger)."""
@@ -536,20 +537,17 @@ class TrainingNode(BaseNode):
     ) -> catch_up.CatchUp:
         coding = catch_up.coding(8 * ready.parameters, self._config.max_download)
         wanted = choose_donor.Wanted(terms, 2 * ready.parameters, run.rounds, coding=coding)
-        channel, pace = self._transport.channel, self._policy.traffic
-        first, place_of = self._brings_run and not self._rendezvous(), self._transport.place_of
-        same_data = run.model.task is None and run.data.source != "files"
         return catch_up.CatchUp(
             self,
             thread,
-            channel,
+            self._transport.channel,
             wanted,
-            pace,
-            first=first,
+            self._policy.traffic,
+            first=self._brings_run and not self._rendezvous(),
             begins=self._may_begin,
             resumed=ready.resumed,
-            same_data=same_data,
-            place_of=place_of,
+            same_data=run.model.task is None and run.data.source != "files",
+            place_of=self._transport.place_of,
         )
 
     # ---- catching up: what state_transfer/catch_up.py needs ----
@@ -584,6 +582,9 @@ class TrainingNode(BaseNode):
         await asyncio.wrap_future(thread.adopt(state.round, state.data))
         self._stats.round = state.round
         self._handle(lifecycle.Signal.KEPT_UP)
+        self._state_service.weights_replaced()
+        if self._schedule:
+            self._schedule.weights_replaced()
         if self._stats.rounds_target:
             self._own_end += max(0, state.round - before)  # the number of its own rounds stays the same
             self._stats.rounds_target = min(rules.run.rounds, self._own_end)

@@ -52,7 +52,9 @@ class StateCopy:
 
     _held: memoryview | None
 
-    def __init__(self, round: int, numbers: memoryview, taken_at: float) -> None:
+    def __init__(self, round: int, numbers: memoryview, taken_at: float, weights: int) -> None:
+        """`weights`: which of those that this node has had one after the other."""
+        self.weights = weights
         self.taken_at = self.left_at = taken_at
         self.size = len(numbers)
         self.users: list[Callable[[], bool]] = []
@@ -103,10 +105,15 @@ class StateCopies:
         """`round`: the one that this node is in now."""
         self.owner, self._round = owner, round
         self._held: list[StateCopy] = []
+        self._weights = 0
         self._taking: asyncio.Task[StateCopy] | None = None
         self._hashing = asyncio.Lock()
         self._caused: dict[str, TokenBucket] = {}
         """By place."""
+
+    def forget(self) -> None:
+        """This node has replaced its weights by others: copies of those before are only for who has begun one."""
+        self._weights += 1
 
     async def version(self, root: bytes, coding: Coding, place: str) -> tuple[StateCopy, wire.StateHeader]:
         """The copy of that root hash, else a fresh one. `place`: of who asks. Raises NolocoError."""
@@ -131,12 +138,16 @@ class StateCopies:
 
     def _fitting(self, root: bytes) -> StateCopy | None:
         now = asyncio.get_running_loop().time()
-        same = [copy for copy in self._held if root and copy.has(root)]
+        same, own = [copy for copy in self._held if root and copy.has(root)], self._own()
         first = (round_ := self._round()) - SHARED_ROUNDS
-        fresh = [c for c in self._held if c.round >= first and (now - c.taken_at <= SHARED_S or c.round == round_)]
+        fresh = [c for c in own if c.round >= first and (now - c.taken_at <= SHARED_S or c.round == round_)]
         full = len(self._held) == MAX_COPIES and all(copy.users for copy in self._held)
         stays = full and (self._held[-1].round >= first or not all(slowly() for slowly in self._held[-1].users))
-        return next(iter([*same, *fresh[-1:], *(self._held[-1:] if stays else [])]), None)
+        return next(iter([*same, *fresh[-1:], *(own[-1:] if stays else [])]), None)
+
+    def _own(self) -> list[StateCopy]:
+        """Those of the weights that this node trains now."""
+        return [copy for copy in self._held if copy.weights == self._weights]
 
     def was_read(self, place: str) -> None:
         """A whole state: the next machine of the same house or laboratory gets one, too."""
@@ -147,8 +158,8 @@ class StateCopies:
         if self._taking is None:
             caused = self._caused.get(place) or TokenBucket(COPIED_BYTES_S)
             if caused.wait_s(asyncio.get_running_loop().time()):
-                if self._held:
-                    return self._held[-1]
+                if own := self._own():
+                    return own[-1]
                 raise PeerRefused(wire.Code.BUSY.reason)
             remember(self._caused, place, caused, MAX_PLACES)
             self._taking = asyncio.create_task(self._take(caused))
@@ -168,9 +179,11 @@ class StateCopies:
         if len(self._held) >= MAX_COPIES:
             idle = [at for at, copy in enumerate(self._held) if not copy.users]
             self._held.pop(idle[0] if idle else -1).drop()
+        weights, loop = self._weights, asyncio.get_running_loop()
         round_, numbers = await asyncio.wrap_future(self.owner.live_state())
-        loop = asyncio.get_running_loop()
-        copy = StateCopy(round_, numbers, loop.time())
+        if weights != self._weights:
+            raise PeerRefused(wire.Code.BUSY.reason)  # who asked asks again
+        copy = StateCopy(round_, numbers, loop.time(), weights)
         caused.take(min(copy.size, int(COPIED_BYTES_S * OWED_S)), loop.time())
         self._held.append(copy)
         loop.call_later(KEPT_S, self._tidy)  # who asked for it may be gone

@@ -257,6 +257,11 @@ class StateService(StateServicer):
         self._terms, self._refuses_peer, self._reserved.state_bytes = terms, refuses_peer, state_bytes
         self._copies = StateCopies(owner, lambda: self._progress()[0])
 
+    def weights_replaced(self) -> None:
+        """By a peer's, or by those of a checkpoint."""
+        if self._copies:
+            self._copies.forget()
+
     async def Progress(self, request: pb.StateRequest, context: Any) -> pb.StateProgress:  # noqa: N802
         try:
             self._agreed(self._caller(context), wire.decode_state_request(request))

@@ -105,6 +105,21 @@ def test_the_disk_is_not_written_to_faster_than_it_bears() -> None:
     lived(lambda: life(1e15, 3700, [7 + int(MOST_APART_S)]))
 
 
+def test_weights_that_were_replaced_are_written_at_once() -> None:
+    """Else the newest checkpoint has those that were given up, for ten minutes or more."""
+
+    async def life() -> None:
+        desk = Desk(size=int(100 * MOST_BYTES_PER_S))
+        assert await saves(desk, 100, 1000.0)
+        assert not await saves(desk, 95, 1001.0)
+        desk.saving.weights_replaced()
+        assert await saves(desk, 95, 1001.0)
+        assert not await saves(desk, 106, 1100.0), "the rate in the long run stays"
+        assert await saves(desk, 106, 1101.0)
+
+    lived(life)
+
+
 def test_a_save_waits_for_a_step_of_any_length_and_is_the_only_one_meanwhile() -> None:
     async def life() -> None:
         desk = Desk()

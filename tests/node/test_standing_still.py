@@ -5,11 +5,13 @@ import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from donors import record
+from donors import answer, record
 from real_nodes import RealNodes, until
 
+from noloco_node.base.events import RolledBack
 from noloco_node.base.identity import Identity
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.limits import PAUSED
@@ -19,6 +21,7 @@ from noloco_node.node.trainer import TrainingNode
 from noloco_node.run.manifest import sign
 from noloco_node.run.schema import Manifest
 from noloco_node.state_transfer.catch_up import CATCH_UP_ROUNDS
+from noloco_node.state_transfer.client import LiveState
 
 
 class CatchesUp:
@@ -60,6 +63,24 @@ async def test_it_catches_up_once_others_are_seen(tmp_path: Path, behind: bool, 
     trainer._life.handle(Signal.CAUGHT_UP)
     trainer._update_candidates()
     assert not ordered, "once"
+
+
+async def test_weights_that_are_replaced_are_given_to_nobody_and_a_state_that_came_is_written(tmp_path: Path) -> None:
+    trainer, ordered = trainer_at_work(tmp_path, behind=True)
+    told: list[str] = []
+    trainer._schedule = cast("Any", SimpleNamespace(weights_replaced=lambda: told.append("schedule")))
+    trainer._state_service = cast("Any", SimpleNamespace(weights_replaced=lambda: told.append("copies")))
+    trainer._follow(RolledBack(9, None, "loss"))
+    assert not told, "the slow weights, which others get, are unchanged"
+    trainer._follow(RolledBack(9, 7, "loss"))
+    assert told == ["copies"]
+    trainer._handle(Signal.BOUNDARY)
+    trainer._handle(Signal.STOOD_STILL)
+    ordered.clear()
+    thread, rules = SimpleNamespace(adopt=lambda _round, _numbers: answer(None)), SimpleNamespace()
+    await trainer._adopt(cast("Any", thread), cast("Any", rules), LiveState(40, memoryview(b"")))
+    assert sorted(told) == ["copies", "copies", "schedule"]
+    assert ordered == [Order.RESUME_ROUNDS], "it has the others' weights"
 
 
 @pytest.mark.slow

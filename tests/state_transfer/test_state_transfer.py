@@ -477,6 +477,37 @@ async def test_a_copy_of_many_rounds_ago_is_sent_to_nobody_new() -> None:
     assert came == [0, 0, copies.SHARED_ROUNDS + 1]
 
 
+@in_virtual_time
+async def test_weights_that_a_donor_has_given_up_are_for_who_has_begun_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A phase of minutes, in which it takes a peer's state: of the same round, from a place that may cause no copy."""
+    monkeypatch.setattr(copies, "COPIED_BYTES_S", 1.0)
+    network, owner = DonorNetwork(), Owner(DATA)
+    service = await network.donor("donor", owner)
+    download, begun = Download(NUMBERS), (await network.joining_node("begun")).channel("donor")
+    with pytest.raises(HangsUp):
+        await fetch(begun, TERMS, download, Watcher(TOTAL // 2, hang_up))
+    owner.data = OTHER
+    service.weights_replaced()
+    with pytest.raises(PeerRefused, match="busy"):
+        await fetch(begun, TERMS, Download(NUMBERS), Watcher())
+    assert of(await fetched(network, "new")) == (12, OTHER)
+    assert of(await fetch(begun, TERMS, download, Watcher())) == (12, DATA)
+
+
+@in_virtual_time
+async def test_a_copy_during_which_the_weights_are_replaced_is_sent_to_nobody() -> None:
+    network, owner = DonorNetwork(), Owner(DATA, at_once=False)
+    service = await network.donor("donor", owner)
+    early = asyncio.create_task(fetched(network, "early"))
+    await asyncio.sleep(1)
+    service.weights_replaced()
+    owner.asked[0].set_result((12, memoryview(DATA)))
+    with pytest.raises(PeerRefused, match="busy"):
+        await early
+    owner.data, owner.at_once = OTHER, True
+    assert of(await fetched(network, "early")) == (12, OTHER)
+
+
 @pytest.mark.parametrize("hangs_up", ["while it is made", "before it is sent"])
 @in_virtual_time
 async def test_a_copy_that_nobody_came_for_is_dropped(hangs_up: str) -> None:
