@@ -65,7 +65,8 @@ class CheckpointSchedule(Generic[S]):
         """For the state, until it is written."""
 
     def save_if_due(self, round: int, step: int, now: float) -> None:
-        """Start writing one if it is due: not the same again, of a node that waits for data or for memory."""
+        """Start writing one if it is due: not the same again, of a node that waits for data or for memory, or has done
+        its work, unless it was not written."""
         in_rounds = round // EVERY_ROUNDS > self._round // EVERY_ROUNDS
         in_time = now >= self._at + EVERY_S and step != self._step
         if self._under_way or now < self._at + self._apart_s or not (in_rounds or in_time):
@@ -120,5 +121,6 @@ class CheckpointSchedule(Generic[S]):
             self._asked = None
 
     def _say(self, why: NolocoError) -> None:
+        self._step = None
         log.warning("no checkpoint: %s", why)
         self._failed(why)

@@ -53,7 +53,7 @@ class Signal(Enum):
     FINISHED = auto()
     """The last evaluation is over, or was not waited for."""
     SAVED = auto()
-    """The last checkpoint is written, or cannot be."""
+    """The last checkpoint is written."""
     FAILED = auto()
     """The training thread ended by an error: there is nothing to save."""
     LEAVE = auto()

@@ -423,7 +423,8 @@ class TrainingNode(BaseNode):
         self._handle(lifecycle.Signal.FINISHED)
         if self._schedule:
             await self._schedule.save_now()
-        self._handle(lifecycle.Signal.SAVED)
+        if self._keeper and self._keeper.unsaved is None:  # else it is tried again: the disk may get room
+            self._handle(lifecycle.Signal.SAVED)
         rounds = author.rules.run.rounds
         if self._before_ended >= rounds > self._stats.round:
             with suppress(NolocoError):  # then it waits for micro-batches when it comes back
@@ -500,7 +501,7 @@ class TrainingNode(BaseNode):
         return CheckpointSchedule(thread, keep, failed, self._stats.round, time.monotonic(), bytes_)
 
     async def _save_when_due(self) -> None:
-        if self._schedule and self._life.state in AT_WORK:
+        if self._schedule and self._life.at_work and self._life.state in AT_WORK | {NodeState.FINISHED}:
             self._schedule.save_if_due(self._stats.round, self._stats.step, time.monotonic())
 
     async def _save_last(self) -> None:

@@ -261,6 +261,24 @@ def test_no_fault_of_a_save_keeps_the_node_from_leaving() -> None:
     lived(life)
 
 
+def test_what_was_not_written_is_tried_again_without_another_step() -> None:
+    """As of a node that has done its work and stays: the disk may get room."""
+
+    async def life() -> None:
+        desk = Desk()
+        desk.fault = DiskFull("the disk is full")
+        desk.saving.save_if_due(9, 90, 100.0 + EVERY_S)
+        await until(lambda: desk.asked)
+        desk.asked[-1].set_result(9)
+        await until(lambda: desk.failures and not desk.saving._under_way)
+        desk.fault = None
+        assert not await saves(desk, 9, 99.0 + 2 * EVERY_S)
+        assert await saves(desk, 9, 100.0 + 2 * EVERY_S)
+        assert not await saves(desk, 9, 100.0 + 3 * EVERY_S), "once"
+
+    lived(life)
+
+
 def test_a_full_disk_costs_one_checkpoint() -> None:
     async def life() -> None:
         desk = Desk()

@@ -1,5 +1,6 @@
 """Leaving: during an inner step that takes longer than everything else may, and with a network daemon that hangs."""
 
+import asyncio
 import os
 import signal
 import time
@@ -14,14 +15,17 @@ from patience import PATIENCE
 from real_nodes import QUICK, RealNodes, until
 
 from noloco_node.base.identity import Identity
+from noloco_node.base.states import NodeState
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.core.state import State
 from noloco_node.errors import DiskFull
 from noloco_node.host.config import NodeConfig
+from noloco_node.node.lifecycle import ModelReady, Signal
 from noloco_node.node.main import _told_to_leave
 from noloco_node.node.trainer import LEAVE_S, TrainingNode
 from noloco_node.run.manifest import sign
 from noloco_node.run.schema import Manifest
+from noloco_node.training.mailbox import Done
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -68,6 +72,35 @@ async def test_a_state_that_could_not_even_be_copied_is_not_saved(tmp_path: Path
     assert keeper.unsaved is not None and keeper.unsaved.exit_code == 20
     assert str(keeper.unsaved).startswith("round 7 is not saved, and no earlier one is: the disk is full: ")
     assert [found.level for found in keeper.health(1000)] == ["error"]
+
+
+@pytest.mark.parametrize("full", [True, False])
+async def test_a_last_checkpoint_that_was_not_written_is_tried_again(tmp_path: Path, full: bool) -> None:
+    """While the node stays, as with --linger, and when it leaves."""
+    author = Identity.load_or_create(tmp_path / "author.key")
+    run = Manifest(name="tiny", rounds=5)
+    node = TrainingNode(NodeConfig(home=tmp_path, linger=0.0), lambda _: None, sign(run, author))
+    keeper = node._keeper = CheckpointKeeper(tmp_path / "checkpoints", "ab" * 32)
+    tried: list[str] = []
+
+    async def save_now(*, leaving: bool = False) -> None:
+        tried.append("leaving" if leaving else "its work is done")
+        keeper.unsaved = DiskFull("the disk is full") if full else None
+
+    due = lambda *_: tried.append("it stays")  # noqa: E731
+    node._schedule = cast("Any", SimpleNamespace(save_now=save_now, save_if_due=due))
+    for event in (ModelReady(resumed=False), Signal.CAUGHT_UP):
+        node._life.handle(event)
+    node._messages.put_nowait(Done())
+    told = asyncio.sleep(0)
+    await node._finish(
+        cast("Any", SimpleNamespace(rules=SimpleNamespace(run=run, ended=True), tell_others=lambda: told))
+    )
+    assert node._life.state is NodeState.FINISHED
+    await node._save_when_due()
+    node._handle(Signal.LEAVE)
+    await node._save_last()
+    assert tried == ["its work is done", *(["it stays", "leaving"] if full else [])]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
