@@ -7,6 +7,7 @@ missing file is named before anything heavy starts.
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -147,6 +148,8 @@ def _matching(name: str) -> Iterator[Path]:
 
 
 def _found(path: Path, name: str) -> Iterator[Path]:
+    with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+        path.stat()  # from Python 3.14 on, `exists` says no where it cannot know
     if path.is_dir():
         found = [file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and not _hidden(file, path)]
     elif path.exists():

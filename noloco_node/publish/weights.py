@@ -6,6 +6,7 @@ spread around it, and its loss is lower than theirs. Only reads, so a node may r
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -113,6 +114,8 @@ def find(
     one that it must be. `step`: a checkpoint's name. Raises UsageError."""
     path = path.absolute()  # the folders above it say what it is
     try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            (path / "config.json").stat()  # from Python 3.14 on, `exists` says no where it cannot know
         there, is_export = path.is_dir(), (path / "config.json").exists()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}. Make it readable for this user") from None

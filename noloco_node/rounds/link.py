@@ -76,7 +76,7 @@ class Link:
         """Never blocks: the swap's window bounds what can lie in the outbox. `first`: before what waits there, if it is
         small. Returns a number for `has_sent`."""
         whole = wire.to_bytes(frame)
-        first = first and len(whole) <= SMALL_BYTES
+        first = (first or self._idle_s is None) and len(whole) <= SMALL_BYTES  # nothing goes before an answer
         if isinstance(frame, wire.Offer):  # which waits for nothing
             self._offered_at = asyncio.get_running_loop().time()
         return [self._post(piece, first=first) for piece in pieces.cut(whole, pieces.largest(self._bytes_s))][-1]

@@ -68,6 +68,21 @@ def test_a_partner_that_is_behind_is_waited_for_but_not_for_ever() -> None:
     assert times == pytest.approx([0.0] * at_once + [HOLD_S * (k + 1) for k in range(6 - at_once)], abs=0.01)
 
 
+async def test_an_answer_to_an_offer_goes_before_the_swap_s_frames() -> None:
+    """A small fragment may go before what waits, but not before the word that there is a swap."""
+    link = Link()
+    link.send(wire.Refusal(wire.Code.APPOINTMENT, 1.0))
+    link.send(wire.Accept())
+    link.begin_swap(as_caller=False)
+    link.send(wire.Fragment(0, bytes(1000)), first=True)
+    link.close()
+    assert [type(wire.from_bytes(frame)) for frame in [f async for f in link.outgoing()]] == [
+        wire.Refusal,
+        wire.Accept,
+        wire.Fragment,
+    ]
+
+
 def test_what_has_come_lets_as_much_go() -> None:
     times = sent_at(0.0, {0.1 * k: FRAME_BYTES for k in range(1, 6)}, 8)
     assert times[3:] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5], abs=0.01)

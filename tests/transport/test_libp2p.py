@@ -859,6 +859,7 @@ def test_of_a_package_only_parts_are_imported_and_later_all_of_it(tmp_path, monk
         del sys.modules[name]
 
 
+@pytest.mark.filterwarnings("ignore:'asyncio.get_event_loop_policy' is deprecated:DeprecationWarning")  # Python 3.14
 async def test_hivemind_leaves_our_logging_and_signals_alone(net):
     handlers, interrupt = list(logging.root.handlers), signal.getsignal(signal.SIGINT)
     policy = asyncio.get_event_loop_policy()
