@@ -57,8 +57,8 @@ def _row(n: int, system: System, mbit: float, rounds: int) -> Row:
         before = workers.ask("brings", START_S)
         used = workers.used()
         done = workers.ask("rounds", within_s, count=rounds, patience_s=ROUND_S)
-        used = workers.used().since(used)
-        had = fmean(answer["rounds"] for answer in workers.ask("had", START_S))
+        had = fmean(answer["rounds"] for answer in workers.ask("end", within_s))
+        used = workers.used().since(used)  # nothing is under way any more: bytes of rounds that are not counted
     taken = [Run(answer["seconds"] / rounds, fmean(used.sent) / had, fmean(used.cpu_s) / had) for answer in done]
     row = Row.of(taken, bench="averaging", system=system.name, n=n, params=PARAMS, mbit=mbit)
     succeeded = sum(answer["succeeded"] for answer in done) / (n * rounds)

@@ -100,7 +100,7 @@ def clock_table(large: Large, timed: Sequence[Timed]) -> Table:
             way.algorithm,
             way.overlap,
             late or "-",
-            f"{large.swap_s(way.mbit_s):.0f} s",
+            f"{large.swap_s(way.mbit_s):.0f} s" if way.algorithm.startswith("noloco") else "-",
             f"{way.losses[-1]:.3f}",
             f"{way.seconds[-1] / 3600:.2f}",
             f"{loss_after(way.points, first_s):.3f}",

@@ -3,7 +3,9 @@
 The losses are a small model's, the time is a large one's: a number of seconds a step, and as long for what is sent as
 its bytes need on the link, both ways at once. Eager overlap trains on meanwhile: a correction comes in slices until the
 steps that the swap takes are over, and no swap begins before. Blocking overlap waits for all that is sent. Latency,
-finding a partner and stragglers are left out, which favours blocking.
+finding a partner and stragglers are left out, which favours blocking. What is on its way at the end lands at once,
+which favours eager: after half an hour on 10, 100 and 1000 Mbit/s 97, 33 and 6 s of a swap are left. (The averaged
+model hardly hears of it, since corrections of a pair cancel each other.)
 """
 
 import math

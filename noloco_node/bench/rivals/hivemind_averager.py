@@ -47,7 +47,6 @@ class Member:
     def start(self, host: str, params: int, worker: int, variant: str) -> Answer:
         """`variant`: fp16 or 8bit."""
         torch.set_num_threads(1)
-        self._had = 0
         self._worker, self._variant, self._params, self._host = worker, variant, params, host
         if worker:
             return {"address": ""}
@@ -104,21 +103,24 @@ class Member:
     def rounds(self, count: int, patience_s: float) -> Answer:
         """So many, and then others that count for nobody, so that who is slower still finds somebody."""
         began = time.monotonic()
-        succeeded = sum(self._round(patience_s) for _ in range(count))
+        self._had = succeeded = sum(self._round(patience_s) for _ in range(count))
         answer = {"succeeded": succeeded, "seconds": time.monotonic() - began, **self.result()}
-        threading.Thread(target=self._go_on, args=(patience_s,), daemon=True).start()
+        self._goes_on = True
+        self._more = threading.Thread(target=self._go_on, args=(patience_s,), daemon=True)
+        self._more.start()
         return answer
 
-    def had(self) -> Answer:
-        """Rounds, those that count for nobody among them."""
+    def end(self) -> Answer:
+        """How many rounds found somebody, those that count for nobody among them, once none is under way."""
+        self._goes_on = False
+        self._more.join()
         return {"rounds": self._had}
 
     def _go_on(self, patience_s: float) -> None:
-        while True:
-            self._round(patience_s)
+        while self._goes_on:
+            self._had += self._round(patience_s)
 
     def _round(self, patience_s: float) -> bool:
-        self._had += 1
         with suppress(Exception):  # no group, or one that broke: its own benchmark counts no more than that
             return self._averager.step(timeout=patience_s) is not None
         return False

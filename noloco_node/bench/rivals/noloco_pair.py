@@ -160,16 +160,19 @@ class Member:
         began = time.monotonic()
         succeeded = sum([await self._round(patience_s) for _ in range(count)])
         answer = {"succeeded": succeeded, "seconds": time.monotonic() - began, **self.result()}
-        self._more = asyncio.create_task(self._go_on(patience_s))
+        self._goes_on = True
+        self._more = asyncio.create_task(self._go_on(succeeded, patience_s))
         return answer
 
-    def had(self) -> Answer:
-        """Rounds, those that count for nobody among them."""
-        return {"rounds": self._node.round}
+    async def end(self) -> Answer:
+        """How many rounds found somebody, those that count for nobody among them, once none is under way."""
+        self._goes_on = False
+        return {"rounds": await self._more}
 
-    async def _go_on(self, patience_s: float) -> None:
-        while True:
-            await self._round(patience_s)
+    async def _go_on(self, succeeded: int, patience_s: float) -> int:
+        while self._goes_on:
+            succeeded += await self._round(patience_s)
+        return succeeded
 
     async def _round(self, patience_s: float) -> bool:
         self._node.round += 1
