@@ -29,7 +29,7 @@ def use(path: Path) -> None:
 def prune(folder: Path, now: float | None = None) -> list[Path]:
     """Remove what is no longer used. Returns what was removed."""
     now, gone, room = time.time() if now is None else now, [], OTHERS_BYTES
-    for place, (age_s, size, path) in enumerate(_by_use(folder, now)):
+    for place, (_, age_s, size, path) in enumerate(_by_use(folder, now)):
         room -= size if place else 0
         if age_s <= UNUSED_DAYS * _DAY_S and room >= 0:
             continue
@@ -44,13 +44,14 @@ def prune(folder: Path, now: float | None = None) -> list[Path]:
     return gone
 
 
-def _by_use(folder: Path, now: float) -> list[tuple[float, int, Path]]:
-    """Seconds since their last use, size and path; the last used first. What lies in the future comes from a clock that
-    was wrong: so far it may lie in the past too."""
+def _by_use(folder: Path, now: float) -> list[tuple[float, float, int, Path]]:
+    """How far from now their last use is, seconds since then, size and path; the last used first. What lies in the
+    future comes from a clock that was wrong, or is: so far it may lie in the past too, or not at all."""
     found = []
     with suppress(OSError):
         for path in folder.glob(f"*{TOKENS}"):
             stat = path.lstat()
             if S_ISREG(stat.st_mode):
-                found.append((abs(now - stat.st_mtime), stat.st_size, path))
+                since = now - stat.st_mtime
+                found.append((abs(since), max(0.0, since), stat.st_size, path))
     return sorted(found)

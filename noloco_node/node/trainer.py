@@ -301,6 +301,8 @@ class TrainingNode(BaseNode):
             if not (came or ready.resumed or self._may_begin):
                 at = self._own_stage.at
                 raise find_run.nobody(run, f"stage {at} of {run.label}" if at else run.label, lost=self._lost_weights)
+            if self._is_behind():  # who was asked, and did not send its state, is not asked again at once
+                self._handle(lifecycle.Signal.KEPT_UP)
         self._begin_rounds(rules, ready)
         self._state_service.begin(terms, thread, 8 * ready.parameters, rules.refuses)
         self._schedule = self._new_schedule(thread, keeper, ready)

@@ -213,8 +213,10 @@ class Directory:
 
     async def publish(self, presence: Presence) -> None:
         """Write this node's presence record, which lives for `ttl_s`."""
-        await self._write(presence)
-        await self._ping_known()  # after it: one that is away may be silent for seconds
+        try:
+            await self._write(presence)
+        finally:
+            await self._ping_known()  # after it: one that is away may be silent for seconds
 
     async def _write(self, presence: Presence) -> None:
         self.stored = False

@@ -143,7 +143,10 @@ class StateCopies:
         fresh = [c for c in own if c.round >= first and (now - c.taken_at <= SHARED_S or c.round == round_)]
         full = len(self._held) == MAX_COPIES and all(copy.users for copy in self._held)
         stays = full and (self._held[-1].round >= first or not all(slowly() for slowly in self._held[-1].users))
-        return next(iter([*same, *fresh[-1:], *(own[-1:] if stays else [])]), None)
+        found = next(iter([*same, *fresh[-1:], *(own[-1:] if stays else [])]), None)
+        if stays and found is None:  # both are of weights that were given up, and are still read
+            raise PeerRefused(wire.Code.BUSY.reason)
+        return found
 
     def _own(self) -> list[StateCopy]:
         """Those of the weights that this node trains now."""

@@ -31,6 +31,10 @@ def _cut(figure: str) -> str:
     return figure if len(figure) <= _WIDEST else f"{figure[: _WIDEST - 1]}…"
 
 
+def _loss(value: float | None) -> str:
+    return text if len(text := loss(value)) <= _WIDEST else _cut(f"{value:.0f}")
+
+
 def _last_seen(peer: PeerRow) -> str:
     return NOTHING if peer.last_seen_s is None else f"{span(peer.last_seen_s)} ago"
 
@@ -51,8 +55,8 @@ _CELLS: dict[str, Callable[[PeerRow], str]] = {
     "state": lambda peer: peer.state,
     "round": lambda peer: NOTHING if peer.state == GONE else _cut(str(peer.round)),
     "lag": lambda peer: NOTHING if peer.state == GONE else _cut(str(peer.lag)),
-    "loss": lambda peer: _cut(loss(peer.loss)),
-    "eval": lambda peer: _cut(loss(peer.eval_loss)),
+    "loss": lambda peer: _loss(peer.loss),
+    "eval": lambda peer: _loss(peer.eval_loss),
     "together": lambda peer: str(peer.exchanges),
     "seen": _last_seen,
     "last seen": _last_seen,

@@ -142,6 +142,8 @@ class TrainingThread:
         self._failed_before = False
         """Whether the weights were rolled back and no loss has been finite since."""
         self._rounds_over = 0
+        self._began_at = 0
+        """The step with which training began here."""
         self._times = TimeAccounts(time.perf_counter)
         self._phase = _Phase(0.0)
         self._measured_s = 0.0
@@ -424,6 +426,7 @@ class TrainingThread:
         self._times.start(replica.theta.device)
         self._rounds_over = max(self._rounds_over, replica.round)  # of those before a restart nothing is open
         self._clock_read_at = time.perf_counter()
+        self._began_at = replica.steps
         self._evaluate(replica)
         self._clock_read_at = time.perf_counter()
         while replica.round < self._rounds:
@@ -493,15 +496,16 @@ class TrainingThread:
         return False
 
     def _measured(self, replica: Replica, measure: Callable[[], T]) -> T | None:
-        """None where there is nothing to measure with. Raises OutOfMemory, and torch's."""
+        """None where there is nothing to measure with. Raises what a task of somebody's own does, which the weights may
+        be to blame for: they are not to become a checkpoint."""
         try:
             with self._times.on("evaluate"):
                 return measure()
         except NotMeasured:
             pass
-        except (OutOfMemory, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # noqa: BLE001 (as above)
+        except OSError as error:
+            if replica.steps == self._began_at:  # nothing new, which would push out an older checkpoint at each start
+                raise
             self._fail(replica, error)
         return None
 

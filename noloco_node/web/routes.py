@@ -97,7 +97,8 @@ def _seldom(build: Callable[[], Response]) -> Callable[[], Response]:
     def answer() -> Response:
         nonlocal built, last
         if time.monotonic() - built >= LARGE_S:
-            built, last = time.monotonic(), build()
+            last = build()
+            built = time.monotonic()
         return last
 
     return answer

@@ -45,9 +45,10 @@ def test_the_latest_used_stays_and_the_others_fit_into_their_room(
 def test_what_was_made_before_the_clock_was_set_back_is_not_the_latest_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_cache, "OTHERS_BYTES", 25)
     used = kept(tmp_path, "used.tokens", 0, size=1000)
     tomorrow, in_two_months = (kept(tmp_path, f"{days}.tokens", -days) for days in (1, 60))
+    assert token_cache.prune(tmp_path, NOW) == [], "it may be this machine's clock that is far behind"
+    monkeypatch.setattr(token_cache, "OTHERS_BYTES", 15)
     assert token_cache.prune(tmp_path, NOW) == [in_two_months]
     assert used.exists() and tomorrow.exists()
 

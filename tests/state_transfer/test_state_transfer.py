@@ -495,6 +495,25 @@ async def test_weights_that_a_donor_has_given_up_are_for_who_has_begun_them(monk
 
 
 @in_virtual_time
+async def test_downloads_of_weights_that_a_donor_has_given_up_end_as_they_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "ASIDE_BYTES", 1 << 30)  # simulated time does not wait for threads
+    network, owner = DonorNetwork(), Owner(DATA * 4)
+    service = await network.donor("donor", owner, max_upload=32e3)  # 5 minutes for one
+    begun = []
+    for number in range(copies.MAX_COPIES):
+        begun.append(asyncio.create_task(fetched(network, f"n{number}", count=4 * NUMBERS)))
+        await asyncio.sleep(copies.SHARED_S + 1)
+        owner.round += 1
+    owner.data = OTHER * 4
+    service.weights_replaced()
+    with pytest.raises(PeerRefused, match="busy"):
+        await fetched(network, "new", count=4 * NUMBERS)
+    assert [of(state)[1] for state in await asyncio.gather(*begun)] == [DATA * 4] * copies.MAX_COPIES
+
+
+@in_virtual_time
 async def test_a_copy_during_which_the_weights_are_replaced_is_sent_to_nobody() -> None:
     network, owner = DonorNetwork(), Owner(DATA, at_once=False)
     service = await network.donor("donor", owner)

@@ -194,6 +194,11 @@ def test_the_reasons_of_solo_rounds_are_words():
     assert "(4 partner says diverged, 3 waiting to call again, 2 all peers quarantined, 1 taken back)" in shown
 
 
+def test_a_large_loss_is_shown_without_decimals():
+    rows = PeersView(tuple(replace(PEERS.peers[0], loss=loss) for loss in (12345.678, -1234.4)))
+    assert {"12346", "-1234"} <= set(printed(print_peers, rows, 120).split())
+
+
 def test_figures_of_one_peer_take_at_most_the_last_column_from_the_others():
     boaster = replace(PEERS.peers[0], round=1 << 53, lag=-(1 << 53), loss=1e15, eval_loss=-1e15, tokens_per_s=1e15)
     titles = printed(print_peers, PEERS, 80).splitlines()[0].split()

@@ -849,6 +849,25 @@ def test_where_an_evaluation_fails_what_was_trained_can_be_asked_for(of: str, mo
         assert state.step >= 3 and torch.equal(torch.cat([w.flatten() for w in state.weights.values()]), theta)
 
 
+@pytest.mark.parametrize(("error", "at"), [(ValueError("the loss is NaN"), 3), (OSError("a disk is broken"), 0)])
+def test_no_state_is_given_out_that_may_be_bad_or_is_not_new(
+    error: Exception, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint would push out an older one, at each start again."""
+    replica = small_replica()
+    evaluate = replica.evaluate
+
+    def fail() -> float:
+        if replica.steps < at:
+            return evaluate()
+        raise error
+
+    monkeypatch.setattr(replica, "evaluate", fail)
+    with begun(lambda: replica) as watched:
+        failed = watched.until(Failed)
+        assert failed.error is error and not failed.whole
+
+
 def test_a_batch_that_cannot_be_read_is_the_next_one_in_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     replica, read = small_replica(), stream.rows
 
