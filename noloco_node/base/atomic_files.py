@@ -87,6 +87,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def require_known(path: Path) -> None:
+    """Raises OSError where it cannot be known what is there: from Python 3.14 on, `exists` says no then."""
+    with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+        path.stat()
+
+
 @contextmanager
 def writing(what: object, elsewhere: str = _ANOTHER_HOME) -> Iterator[None]:
     """An OSError inside becomes DiskFull or UsageError, with the remedy."""

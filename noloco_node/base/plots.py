@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from noloco_node.base.atomic_files import writing
+from noloco_node.base.atomic_files import require_known, writing
 from noloco_node.base.extras import pip_install
 from noloco_node.base.validation import listed
 from noloco_node.errors import UsageError
@@ -82,6 +82,7 @@ def check(path: Path) -> None:
             f"--plot takes a name that ends in {listed([f'.{kind}' for kind in kinds])}, not {path.name!r}"
         )
     with writing(path, _ELSEWHERE):
+        require_known(path)
         is_writable = os.access(path if path.exists() else path.parent, os.W_OK) and not path.is_dir()
     if not is_writable:
         raise UsageError(f"--plot cannot write {path}: name a file in a folder that exists and is yours")

@@ -7,12 +7,11 @@ missing file is named before anything heavy starts.
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from noloco_node.base.atomic_files import open_file
+from noloco_node.base.atomic_files import open_file, require_known
 from noloco_node.base.units import size, span
 from noloco_node.base.validation import listed, shown
 from noloco_node.errors import UsageError
@@ -148,8 +147,7 @@ def _matching(name: str) -> Iterator[Path]:
 
 
 def _found(path: Path, name: str) -> Iterator[Path]:
-    with suppress(FileNotFoundError, NotADirectoryError, ValueError):
-        path.stat()  # from Python 3.14 on, `exists` says no where it cannot know
+    require_known(path)
     if path.is_dir():
         found = [file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and not _hidden(file, path)]
     elif path.exists():

@@ -6,7 +6,6 @@ spread around it, and its loss is lower than theirs. Only reads, so a node may r
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from noloco_node.base.atomic_files import require_known
 from noloco_node.checkpoints import checkpoint, kept_runs, listing
 from noloco_node.checkpoints.checkpoint import PublishedWeights
 from noloco_node.data import tokens
@@ -114,8 +114,7 @@ def find(
     one that it must be. `step`: a checkpoint's name. Raises UsageError."""
     path = path.absolute()  # the folders above it say what it is
     try:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            (path / "config.json").stat()  # from Python 3.14 on, `exists` says no where it cannot know
+        require_known(path / "config.json")
         there, is_export = path.is_dir(), (path / "config.json").exists()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}. Make it readable for this user") from None
