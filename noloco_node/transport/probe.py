@@ -8,6 +8,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from noloco_node.base.addresses import Address, ip_address
@@ -15,17 +16,22 @@ from noloco_node.errors import PortInUse, SwarmUnreachable, UsageError
 
 PROBE_S = 5.0
 """A TCP handshake across the world takes well under one."""
+_NEXT_S = 0.3  # until the next address of a name is tried, too
 _TRIES = 8  # for a port
 
 
 async def probe(address: Address, timeout_s: float = PROBE_S) -> None:
-    """Open a TCP connection to a bootstrap address and close it again. Raises SwarmUnreachable, which says why not."""
+    """Open a TCP connection to a bootstrap address and close it again. Raises SwarmUnreachable, which says why not.
+    `timeout_s`: for finding the name, and again for the connection."""
     host, target = address.host, address.host_and_port
     try:
         async with asyncio.timeout(timeout_s):
-            _, writer = await asyncio.open_connection(host, address.port, family=address.family)
-    except socket.gaierror as error:
+            hosts = [host] if address.ip else await _look_up(address)
+    except (socket.gaierror, TimeoutError) as error:
         raise _unreachable(f"the name {host} is not known. Is it spelled right, and is this machine online?") from error
+    try:
+        async with asyncio.timeout(timeout_s):
+            await _connect(hosts, address.port)
     except ConnectionRefusedError as error:
         raise _unreachable(
             f"{target} refuses the connection. Is the bootstrap node running, and at this port?"
@@ -37,7 +43,32 @@ async def probe(address: Address, timeout_s: float = PROBE_S) -> None:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise _unreachable(f"{target} cannot be reached from here ({reason}). Is this machine online?") from error
-    writer.transport.abort()  # nothing was sent, so there is nothing to wait for
+
+
+async def _look_up(address: Address) -> list[str]:
+    about = {"family": address.family, "type": socket.SOCK_STREAM}
+    return [str(at[0]) for *_, at in await asyncio.get_running_loop().getaddrinfo(address.host, address.port, **about)]
+
+
+async def _connect(hosts: Sequence[str], port: int) -> None:
+    """To the first of a name's IP addresses that answers. One of them may lead nowhere, as those of IPv6 on many
+    machines, so the next one does not wait until it fails (RFC 8305). Raises the first one's OSError."""
+
+    async def attempt(start_s: float, host: str) -> None:
+        await asyncio.sleep(start_s)
+        _, writer = await asyncio.open_connection(host, port)
+        writer.transport.abort()  # nothing was sent, so there is nothing to wait for
+
+    attempts = [asyncio.create_task(attempt(place * _NEXT_S, host)) for place, host in enumerate(hosts)]
+    try:
+        for ended in asyncio.as_completed(attempts):
+            with suppress(OSError):
+                return await ended
+        await attempts[0]
+    finally:
+        for each in attempts:
+            each.cancel()
+        await asyncio.gather(*attempts, return_exceptions=True)
 
 
 async def reach(addresses: Sequence[Address]) -> None:

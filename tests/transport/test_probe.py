@@ -5,6 +5,7 @@ import errno
 import socket
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 
 import pytest
 from ports import quiet_port
@@ -34,16 +35,48 @@ async def test_nobody_listens():
 
 
 async def test_no_answer():
+    async with silent() as port:
+        with pytest.raises(SwarmUnreachable, match=rf"127.0.0.1:{port} does not answer in 0.2 s.*firewall"):
+            await probe(at(port), 0.2)
+
+
+@asynccontextmanager
+async def silent(host="127.0.0.1", port=0):
+    """A port that answers nobody: its queue is full, and the kernel drops the next one."""
     with socket.socket() as full:
-        full.bind(("127.0.0.1", 0))
+        full.bind((host, port))
         full.listen(0)
-        port = full.getsockname()[1]
-        _, writer = await asyncio.open_connection("127.0.0.1", port)  # the queue is full: the kernel drops the next one
+        _, writer = await asyncio.open_connection(*full.getsockname())
         try:
-            with pytest.raises(SwarmUnreachable, match=rf"127.0.0.1:{port} does not answer in 0.2 s.*firewall"):
-                await probe(at(port), 0.2)
+            yield full.getsockname()[1]
         finally:
             writer.transport.abort()
+
+
+def resolves_to(monkeypatch, *hosts):
+    async def look_up(_, port, **__):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in hosts]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+
+
+async def test_one_of_the_addresses_of_a_name_is_enough(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with silent("127.0.0.2", listener.getsockname()[1]) as port:
+            resolves_to(monkeypatch, "127.0.0.3", "127.0.0.2", "127.0.0.1")  # one refuses
+            await probe(at(port, "dns", "meet.example.org"), 30.0)
+            resolves_to(monkeypatch, "127.0.0.3", "127.0.0.2")
+            with pytest.raises(SwarmUnreachable, match=rf"meet.example.org:{port} does not answer in 0.5 s"):
+                await probe(at(port, "dns", "meet.example.org"), 0.5)
+            resolves_to(monkeypatch, "127.0.0.3", "127.0.0.4")
+            with pytest.raises(SwarmUnreachable, match=rf"meet.example.org:{port} refuses the connection"):
+                await probe(at(port, "dns", "meet.example.org"), 30.0)
+
+
+async def test_a_name_server_that_does_not_answer_is_no_closed_port(monkeypatch):
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lambda *_, **__: asyncio.Event().wait())
+    with pytest.raises(SwarmUnreachable, match=r"name meet.example.org is not known.*online"):
+        await probe(at(4001, "dns", "meet.example.org"), 0.1)
 
 
 @pytest.mark.parametrize("port", [4001, 0])
@@ -72,7 +105,11 @@ async def test_what_the_system_says_is_translated(monkeypatch, error, says):
     async def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(asyncio, "open_connection", fail)
+    if isinstance(error, socket.gaierror):
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", fail)
+    else:
+        resolves_to(monkeypatch, "192.0.2.1")
+        monkeypatch.setattr(asyncio, "open_connection", fail)
     with pytest.raises(SwarmUnreachable, match=says):
         await probe(at(4001, "dns4", "nowhere.invalid"), 5.0)
 
