@@ -4,20 +4,22 @@ most."""
 import ctypes
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+_NAMES = {
+    "": ("memory.max", "memory.current", ""),  # cgroup v2
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),  # v1
+}
+"""The files of the limit and of what is used, and how the lines of memory.stat begin that count the groups inside."""
 
 
 def total_bytes() -> int:
     """All memory of this machine, or what this container may use."""
-    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        allowed = (_CGROUP / "memory.max").read_text()
-    except OSError:
-        return installed
-    return min(installed, int(allowed)) if allowed.strip().isdigit() else installed
+    return min([_installed(), *(allowed for allowed, *_ in _limits())])
 
 
 def free_bytes() -> int | None:
@@ -27,11 +29,33 @@ def free_bytes() -> int | None:
         free = int(lines["MemAvailable"].split()[0]) << 10
     except (OSError, ValueError, KeyError):
         return None
-    with suppress(OSError, ValueError):  # no limit: `max`
-        allowed, used, stat = ((_CGROUP / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
-        cached = sum(map(int, re.findall(r"^(?:in)?active_file (\d+)", stat, re.MULTILINE)))  # the kernel takes it back
-        free = min(free, max(0, int(allowed) - int(used) + cached))
+    for allowed, group, usage, total in _limits():
+        with suppress(OSError, ValueError):
+            used, stat = (group / usage).read_text(), (group / "memory.stat").read_text()
+            cached = re.findall(rf"^{total}(?:in)?active_file (\d+)", stat, re.MULTILINE)  # the kernel takes it back
+            free = min(free, max(0, allowed - int(used) + sum(map(int, cached))))
     return free
+
+
+def _limits() -> Iterator[tuple[int, Path, str, str]]:
+    """Of the groups that this process is in, from its own one up to the root: each holds. In a container the root may
+    be its own group, under a path of the machine that is not there."""
+    try:
+        own = _OWN_CGROUPS.read_text(errors="surrogateescape")
+    except OSError:
+        return
+    for controllers, path in re.findall(r"^\d+:(.*?):/(.*)$", own, re.MULTILINE):  # cgroups(7)
+        for kind in _NAMES.keys() & controllers.split(","):
+            limit, *others = _NAMES[kind]
+            for inside in (Path(path), *Path(path).parents):
+                group = _CGROUPS / kind / inside
+                with suppress(OSError, ValueError):  # no limit: no such file, or `max`
+                    if (allowed := int((group / limit).read_text())) < _installed():
+                        yield allowed, group, *others
+
+
+def _installed() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def process_bytes(pid: int | str = "self") -> int | None:
