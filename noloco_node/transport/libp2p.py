@@ -468,11 +468,14 @@ class _Parts(NamedTuple):
 @contextmanager
 def _workers_are_forks() -> Iterator[None]:
     """hivemind makes a semaphore as it is imported. Where workers are no forks, which is the default from Python 3.14
-    on, it would have a name, and a process of its own that complains on stderr when this one ends."""
+    on, it would have a name, and a process of its own that complains on stderr when this one ends. Raises
+    NolocoError where none can be made."""
     chosen = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("fork", force=True)
     try:
         yield
+    except OSError as error:
+        raise NolocoError(f"cannot import hivemind: {error}. Is /dev/shm there, and may this user write it?") from error
     finally:
         multiprocessing.set_start_method(chosen, force=True)
 

@@ -69,6 +69,32 @@ def test_hivemind_is_imported_without_a_semaphore_that_somebody_must_remove() ->
     assert done.stdout == "spawn None\n"
 
 
+WHERE_NO_SEMAPHORE_CAN_BE_MADE = """
+import resource
+from noloco_node.errors import NolocoError
+from noloco_node.transport import libp2p
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    libp2p._import_hivemind()
+except NolocoError as error:
+    print(error)
+"""
+
+
+def test_a_machine_without_shared_memory_is_told_what_it_lacks() -> None:
+    words = [sys.executable, "-c", WHERE_NO_SEMAPHORE_CAN_BE_MADE]
+    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert "Is /dev/shm there, and may this user write it?" in done.stdout
+
+
+@pytest.mark.parametrize("parent", ["/proc", None])
+async def test_without_a_folder_for_temporary_files_the_remedy_is_said(net, monkeypatch, parent):
+    monkeypatch.setattr(tempfile, "tempdir", parent)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc"])
+    with pytest.raises(UsageError, match=r"cannot write (/proc|temporary files): .*with TMPDIR"):
+        await net.start()
+
+
 @pytest.fixture
 async def net(tmp_path):
     net = OverLibp2p(tmp_path)

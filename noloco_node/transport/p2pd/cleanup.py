@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from noloco_node.base.atomic_files import writing
 from noloco_node.host import forks
 
 _SCRIPT = r"""
@@ -51,11 +52,10 @@ class RuntimeDirectory:
 
     @classmethod
     async def open(cls, *also: Path) -> "RuntimeDirectory":
-        """`also`: files elsewhere to remove with it."""
-        parent = _parent()
-        _remove_leftovers(parent)
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        """`also`: files elsewhere to remove with it. Raises UsageError, DiskFull where there can be none."""
+        path = _new_folder()
         lock = _locked(path)
+        _remove_leftovers(path.parent)
         waiting, pipe = os.pipe()
         forks.own(pipe)  # else a forked worker would keep the cleaner waiting after our end
         try:
@@ -100,16 +100,23 @@ class RuntimeDirectory:
 def temporary_key() -> Iterator[Path]:
     """A path for a key that is removed at the end. Where the process was killed, the cleaner removes its folder, if it
     was opened with it (`also`), or else the next node that starts."""
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_parent()) as folder:
-        lock = _locked(Path(folder))
-        try:
-            yield Path(folder) / _KEY
-        finally:
-            os.close(lock)
+    folder = _new_folder()
+    lock = _locked(folder)
+    try:
+        yield folder / _KEY
+    finally:
+        os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _parent() -> Path:
-    return Path(tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST else "/tmp")
+def _new_folder() -> Path:
+    elsewhere = f"name another folder, of at most {_LONGEST} letters, with TMPDIR"
+    with writing("temporary files", elsewhere):
+        parent = tempfile.gettempdir()
+    if len(parent) > _LONGEST:
+        parent = "/tmp"
+    with writing(parent, elsewhere):
+        return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
 
 
 def _locked(path: Path) -> int:
