@@ -9,6 +9,7 @@ Format: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
 """
 
 import os
+import shlex
 import stat
 from functools import lru_cache
 from pathlib import Path
@@ -109,7 +110,7 @@ def _read(path: Path) -> Ed25519PrivateKey:
             f"cannot read the identity {path}: {error.strerror}. Make it readable for this user."
         ) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UsageError(f"others may read the identity {path}. Run: chmod 600 {path}")
+        raise UsageError(f"others may read the identity {path}. Run: chmod 600 {shlex.quote(str(path))}")
     seed, public = raw[4:36], raw[36:]
     key = Ed25519PrivateKey.from_private_bytes(seed) if len(seed) == _KEY_BYTES else None
     if key is None or not raw.startswith(_FILE_HEADER) or key.public_key().public_bytes_raw() != public:

@@ -3,6 +3,7 @@
 Pure: a fact in, a finding of one line out. Limits carry their reasons.
 """
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -169,7 +170,8 @@ def home(place: Place) -> Finding:
         return Finding("home", WARNING, f"{place.root} belongs to another user", "name one of yours with --home")
     if place.exists and place.mode & 0o077:
         text = f"other users can read {place.root}"
-        remedy = f"`chmod 700 {place.root}`, or if others use it too, as /tmp, name one of its own with --home"
+        command = f"chmod 700 {shlex.quote(place.root)}"
+        remedy = f"`{command}`, or if others use it too, as /tmp, name one of its own with --home"
         return Finding("home", WARNING, text, remedy)
     return Finding("home", OK, place.root if place.exists else f"{place.root} will be created")
 

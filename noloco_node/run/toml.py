@@ -6,6 +6,7 @@ is answered with the key and what is allowed. Imports no torch and no transforme
 
 import json
 import re
+import shlex
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,7 @@ _OF_BYTES = 512
 
 def load(path: Path, say: Callable[[str], None] = lambda line: None) -> Manifest:
     """Read a run.toml. `say` is told of what takes long. Raises UsageError, which names the key and what is allowed."""
-    raw = _read(path, f"{path} does not exist: write one with `noloco-node init {path}`")
+    raw = _read(path, f"{path} does not exist: write one with `noloco-node init {shlex.quote(str(path))}`")
     try:
         return Manifest.model_validate(_with_files(tomllib.loads(raw.decode("utf-8-sig")), path.parent, say))
     except ValidationError as error:

@@ -68,12 +68,12 @@ def test_a_damaged_key_is_refused_and_kept(tmp_path, raw):
 
 
 def test_a_key_that_others_may_read_is_refused_with_the_command_that_mends_it(tmp_path):
-    path = tmp_path / "key"
+    path = tmp_path / "my home" / "key"
     Identity.load_or_create(path)
     path.chmod(0o640)
     with pytest.raises(UsageError, match="chmod 600") as refused:
         Identity.load_or_create(path)
-    subprocess.run(str(refused.value).split("Run: ")[1].split(), check=True)
+    subprocess.run(str(refused.value).split("Run: ")[1], shell=True, check=True)
     Identity.load_or_create(path)
 
 

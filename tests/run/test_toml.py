@@ -173,8 +173,8 @@ def test_an_unstable_outer_step_is_refused(run_toml):
 
 
 def test_missing_and_oversized_files(tmp_path):
-    with pytest.raises(UsageError, match="noloco-node init"):
-        toml.load(tmp_path / "run.toml")
+    with pytest.raises(UsageError, match=f"`noloco-node init '{tmp_path}/my run.toml'`"):
+        toml.load(tmp_path / "my run.toml")
     (tmp_path / "big.toml").write_bytes(b"#" * (manifest.MAX_BYTES + 1))
     with pytest.raises(UsageError, match="a manifest could not hold it"):
         toml.load(tmp_path / "big.toml")
