@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from noloco_node.errors import Incompatible, NolocoError, NoNodeRunning
+from noloco_node.errors import Incompatible, NolocoError, NoNodeRunning, UsageError
 from noloco_node.host.home import Home
 from noloco_node.views.documents import from_json
 from noloco_node.views.gather import GatherView
@@ -119,7 +119,7 @@ class ControlClient:
 
 @asynccontextmanager
 async def connected(home: Home) -> AsyncIterator[ControlClient]:
-    """A client of the node that runs in `home`. Raises NoNodeRunning."""
+    """A client of the node that runs in `home`. Raises NoNodeRunning, or UsageError: none to ask from here."""
     _require_listener(home)
     import grpc.aio
 
@@ -134,9 +134,11 @@ async def ask(home: Home, question: Callable[[ControlClient], Awaitable[T]]) -> 
         return await question(node)
 
 
-def nobody(home: Home) -> NoNodeRunning:
-    pid = home.holder()
-    if pid is not None:
+def nobody(home: Home) -> NoNodeRunning | UsageError:
+    if (holder := home.holder()) is not None:
+        pid, _, machine = holder.partition(" on ")
+        if machine:  # where a socket leads nowhere from here, for as long as the node runs
+            return UsageError(f"the node in {home.root} runs on the machine {machine} (pid {pid}): ask there")
         return NoNodeRunning(f"the node in {home.root} (pid {pid}) is just starting or ending: try again in a moment")
     join = f"join{'' if home.remembered.is_file() else ' <invitation>'}{home.flag}"
     return NoNodeRunning(

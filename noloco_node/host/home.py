@@ -1,6 +1,7 @@
 """The home, a node's state directory: where it is, where its files lie, and the lock that lets only one node use it.
 
-The lock is the kernel's (flock), so it ends with its process, however that ended; the pid in the file is for people.
+The lock is the kernel's (flock), so it ends with its process, however that ended; the pid and the machine's name in the
+file are for people.
 """
 
 import fcntl
@@ -19,6 +20,8 @@ from noloco_node.host import forks
 
 MAX_SOCKET_PATH_BYTES = 107
 """sockaddr_un holds 108 bytes on Linux, the last of them a zero."""
+_MAX_HOLDER_BYTES = 100
+"""A pid and a machine's name, which has at most 64."""
 _TRY_S = 0.03
 _TRIES, _CHANGE_TRIES = 5, 300
 """`holder` has the lock for a moment, another command of a run's author for a second or two."""
@@ -131,15 +134,15 @@ class Home:
             with writing(self.lock_file):  # not every file system of a network has locks
                 is_free = _locked(descriptor, _TRIES)
             if not is_free:
-                pid = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+                pid = _holder(os.pread(descriptor, _MAX_HOLDER_BYTES, 0))
                 raise NodeAlreadyRunning(
                     f"a node is running in {self.root} already (pid {pid}): stop it with "
                     f"`noloco-node leave{self.flag}`, or give this one a home of its own with --home"
                 )
             with writing(self.lock_file):
-                pid_bytes = f"{os.getpid()}\n".encode()
-                os.pwrite(descriptor, pid_bytes, 0)  # over the last one, which a full disk has room for
-                os.ftruncate(descriptor, len(pid_bytes))
+                holder = f"{os.getpid()} {os.uname().nodename}\n".encode()
+                os.pwrite(descriptor, holder, 0)  # over the last one, which a full disk has room for
+                os.ftruncate(descriptor, len(holder))
             yield
         finally:
             if forks.is_own(descriptor):
@@ -160,16 +163,22 @@ class Home:
             yield
 
     def holder(self) -> str | None:
-        """The pid of the node that runs in this home, None where none does."""
+        """The pid of the node that runs in this home, `PID on NAME` where that is on another machine, which a home on a
+        network's disk allows; None where none does."""
         try:
             with open_file(self.lock_file) as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    return file.read(20).decode(errors="replace").strip() or "unknown"
+                    return _holder(file.read(_MAX_HOLDER_BYTES))
         except OSError:
             pass
         return None
+
+
+def _holder(written: bytes) -> str:
+    pid, _, machine = written.decode(errors="replace").partition("\n")[0].partition(" ")
+    return (pid or "unknown") + (f" on {machine}" if machine not in ("", os.uname().nodename) else "")
 
 
 def _locked(descriptor: int, tries: int) -> bool:

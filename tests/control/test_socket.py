@@ -176,6 +176,15 @@ async def test_a_node_that_is_starting(home):
             pass
 
 
+async def test_a_node_on_another_machine_that_shares_the_home(home):
+    """It is not about to start. `wait` ends by a UsageError, too."""
+    with home.lock():
+        home.lock_file.write_text("4711 another-box\n")
+        with pytest.raises(UsageError, match=r"runs on the machine another-box \(pid 4711\): ask there"):
+            async with socket_client.connected(home):
+                pass
+
+
 async def test_a_node_that_goes_meanwhile(home):
     async with client_of_a_gone_node(home) as asked:
         with pytest.raises(NoNodeRunning):

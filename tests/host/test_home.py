@@ -106,7 +106,17 @@ def test_the_lock_dies_with_its_process(tmp_path, another_process_holds):
     process.wait()
     assert home.holder() is None
     with home.lock():
-        assert home.lock_file.read_text().strip() == str(os.getpid())
+        assert home.lock_file.read_text() == f"{os.getpid()} {os.uname().nodename}\n"
+
+
+def test_a_home_that_two_machines_share_names_the_machine_of_the_node(tmp_path, another_process_holds):
+    """As on NFS, which passes locks on."""
+    home = Home(tmp_path).create()
+    another_process_holds(home)
+    home.lock_file.write_text("4711 another-box\n")
+    assert home.holder() == "4711 on another-box"
+    with pytest.raises(NodeAlreadyRunning, match=r"\(pid 4711 on another-box\)"), home.lock():
+        pass
 
 
 def test_a_child_process_does_not_keep_the_lock(tmp_path):
