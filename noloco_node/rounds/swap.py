@@ -80,7 +80,7 @@ class Vectors(Protocol):
         OutOfMemory: it was not."""
 
     def stats(self) -> "Future[CodecStats]":
-        """How well the round's fragments were coded, once every `apply` has been passed on."""
+        """How well the swap's fragments were coded, once every `apply` has been passed on."""
 
 
 class Backlog:
@@ -143,7 +143,7 @@ class Swap:
         self.applied = 0
         self.one_sided = 0
         self.stats = CodecStats()
-        """Of the round, when the swap is over."""
+        """When the swap is over."""
 
     async def run(self) -> None:
         """Swap everything. Raises what broke it: PeerFault, or NonFinite where our own vector is at fault."""

@@ -200,7 +200,7 @@ class Offer:
         return added
 
     def stats(self) -> "Future[CodecStats]":
-        """Of the swaps so far, when every correction is on its way."""
+        """Of the last swap, when every correction is on its way."""
         return self._thread.do(self.round, lambda: replace(self._stats))
 
     # ---- on the training thread ----
@@ -221,7 +221,8 @@ class Offer:
         self._corrections.pop(index, None)  # of a swap that failed
         self._restore(index)
         self._conversations[index] = self._thread.codec.converse(self._u[start:end], index, exchange_id, moved)
-        self._exchange = exchange_id
+        if exchange_id != self._exchange:
+            self._exchange, self._stats = exchange_id, CodecStats()
         return self._conversations[index].open()
 
     def _receive(self, index: int, payload: Payload) -> bytes | float:

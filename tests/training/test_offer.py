@@ -42,9 +42,9 @@ def movement(moved: Tensor) -> tuple[Tensor, Tensor]:
     return rows.abs().amax(1), rows.square().sum(1)
 
 
-def swapped(offers: list[Offer], index: int) -> tuple[Tensor, float]:
+def swapped(offers: list[Offer], index: int, exchange: bytes = bytes(16)) -> tuple[Tensor, float]:
     """Our correction of a fragment, and the share of its blocks that was sent again. Raises PeerFault."""
-    said = [offer.open(index, bytes(16)).result(DEADLINE_S) for offer in offers]
+    said = [offer.open(index, exchange).result(DEADLINE_S) for offer in offers]
     while isinstance(said[0], bytes):
         said = [o.receive(index, p).result(DEADLINE_S) for o, p in zip(offers, reversed(said), strict=True)]
     return offers[0]._corrections[index].here, offers[0].stats().result(DEADLINE_S).missed_share
@@ -81,6 +81,22 @@ def test_a_side_may_have_moved_none_of_the_rows_that_the_other_moved(name: str, 
             apart = (moved[1] - moved[0])[index * BLOCKS * BLOCK :][: BLOCKS * BLOCK]
             assert missed <= 0.05
             assert float((2 * c - apart).norm() / apart.norm()) < 0.65
+
+
+def test_the_figures_are_of_the_last_swap_and_not_of_one_before_it_that_broke() -> None:
+    moved = [MOVED * noise(seed) for seed in (1, 2, 3)]
+    moved[1][: 4 * BLOCK] *= 50  # out of the range that both agree on, so they are sent again
+    with nodes("lattice:3", (drop, drop, drop)) as threads:
+        ours, first, second = (
+            Offer(t, 1, noise(0) + m, movement(MOVED * noise(4))) for t, m in zip(threads, moved, strict=True)
+        )
+        _, missed = swapped([ours, first], 0, b"1" * 16)
+        assert missed > 0, "and the partner has gone"
+        for index in range(2):
+            swapped([ours, second], index, b"2" * 16)
+        of_both = [offer.stats().result(DEADLINE_S) for offer in (ours, second)]
+    assert [of_one.blocks for of_one in of_both] == [2 * BLOCKS] * 2
+    assert of_both[0].missed_share == of_both[1].missed_share == 0
 
 
 def test_what_a_partner_may_move_follows_from_the_movement_alone() -> None:

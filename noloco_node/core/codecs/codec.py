@@ -43,7 +43,7 @@ class Received:
 
 @dataclass(slots=True)
 class CodecStats:
-    """Figures of a conversation. Sums, so that those of a round's fragments can be added up."""
+    """Figures of a conversation. Sums, so that those of a swap's fragments can be added up."""
 
     blocks: int = 0
     missed: int = 0
