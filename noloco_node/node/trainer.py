@@ -289,7 +289,7 @@ class TrainingNode(BaseNode):
         self, author: FollowAuthor, keeper: CheckpointKeeper, thread: TrainingThread, ready: Ready
     ) -> None:
         rules, run = author.rules, author.rules.run
-        self._stats.steps_a_round = run.inner.steps
+        self._stats.steps_a_round, self._stats.seconds_a_round = run.inner.steps, run.inner.seconds
         keeper.say_room(ready.parameters)
         terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout, self._token)
         self._own_stage.begin(rules, self._token, lambda: self._life.state, self._policy.held_back)

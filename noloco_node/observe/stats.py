@@ -52,6 +52,8 @@ class NodeStats:
     """The round at which this node stops."""
     steps_a_round: int | None = None
     """None where phases last so many seconds."""
+    seconds_a_round: float | None = None
+    """None where phases have so many steps."""
     tokens: int = 0
     """With those of earlier processes."""
     last: PhaseDone | None = None
@@ -132,13 +134,16 @@ class NodeStats:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds of training until the target: at the pace of the last rounds, or of the first phase so far."""
+        """Seconds of training until the target: at the pace of the last rounds; in the first phase as the run sets it,
+        or at the pace of that phase so far."""
         if self.rounds_target is None:
             return None
         phase, round_s = self.phase, None
         (first, began), (last, ended) = (self._ends[0], self._ends[-1]) if self._ends else ((0, 0.0), (0, 0.0))
         if last > first:
             round_s = (ended - began) / (last - first)
+        elif self.seconds_a_round:
+            round_s = self.seconds_a_round
         elif phase and phase.left_s is not None and phase.part < 1:
             round_s = phase.left_s / (1 - phase.part)
         elif self.last and self.last.tokens:

@@ -199,6 +199,17 @@ def test_the_time_left_follows_the_pace_of_the_last_rounds() -> None:
     assert shown(stats).left_s == 0.0
 
 
+def test_in_the_first_phase_by_time_a_round_takes_what_the_run_says() -> None:
+    """The steps that are left of it are whole ones: with one of 29 s a phase of 60 s once seemed to take 870 s."""
+    stats = NodeStats(rounds_target=100, seconds_a_round=60.0)
+    stats.progress(2, Phase(58 / 60, 29.0))
+    assert shown(stats).left_s == pytest.approx(100 * 60 - 58)
+    for round, ended in ((1, 87.0), (2, 145.0)):
+        stats.spend(Spent({"step": ended}))
+        stats.observe(PhaseDone(round, 2 * round, 5.0, 1000, 58.0))
+    assert shown(stats).left_s == pytest.approx(98 * 58.0), "at the pace of the last rounds"
+
+
 def test_of_a_phase_that_was_resumed_at_its_end_the_time_left_is_by_a_whole_one() -> None:
     stats = NodeStats(rounds_target=10, phase_s=20.0)
     stats.observe(PhaseDone(7, 350, 5.0, tokens=100, seconds=2.0))

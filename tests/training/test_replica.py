@@ -25,7 +25,7 @@ from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, Out
 from noloco_node.training import build, language, model
 from noloco_node.training.build import build_replica
 from noloco_node.training.inner import gradients
-from noloco_node.training.inner.schedule import learning_rate
+from noloco_node.training.inner.schedule import Position, learning_rate
 from noloco_node.training.replica import LOSSES, WARM_UP_STEPS, Replica
 from noloco_node.training.slow_weights import first_nonfinite
 from noloco_node.training.task import Batch
@@ -181,6 +181,16 @@ def test_a_phase_by_time_ends_with_the_first_step_beyond_it_and_the_overrun_coun
     assert (replica.round, replica.steps) == (6, 15)
     replica.position.spend(50.0)
     assert not replica.position.phase_over, "at least one step"
+
+
+def test_of_a_phase_by_time_so_many_steps_are_left_as_come() -> None:
+    position = Position(timed_run(60.0).inner, 100)
+    left = []
+    while not position.phase_over:
+        left.append(position.steps_left(29.0))
+        position.step()
+        position.spend(29.0)
+    assert left == [3, 2, 1]
 
 
 def test_the_schedule_of_phases_by_time_follows_rounds() -> None:

@@ -42,7 +42,7 @@ class Position:
         """Steps until the boundary; with a phase by time, if each takes `step_s`."""
         if self.spec.seconds is None:
             return max(1, self._phase_steps - self.phase_step)
-        return max(1, int((self.spec.seconds - self.phase_s) / max(step_s, 1e-6)))
+        return max(1, math.ceil((self.spec.seconds - self.phase_s) / max(step_s, 1e-6)))
 
     @property
     def steps(self) -> int:
