@@ -138,12 +138,13 @@ def presence(  # noqa: PLR0913, PLR0917
     stage: int = 0,
     ended: int = 0,
 ) -> Presence:
+    now = stats.last_if_at_work(state)
     return Presence(
         state=state,
         round=stats.round,
         step=stats.step,
         loss=sendable(stats.last.loss if stats.last else None),
-        tokens_per_s=(stats.last.tokens_per_s if stats.last else None) or 0.0,
+        tokens_per_s=(now.tokens_per_s if now else None) or 0.0,
         addresses=tuple(addresses),
         eval_loss=sendable(stats.eval_loss),
         partner=stats.last_round.partner if stats.last_round else "",

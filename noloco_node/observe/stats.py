@@ -15,7 +15,7 @@ from noloco_node.base.events import (
     TakenBack,
     WentSolo,
 )
-from noloco_node.base.states import NodeState
+from noloco_node.base.states import AT_WORK, NodeState
 from noloco_node.core.round import TOO_SLOW
 from noloco_node.training.time_accounts import Spent
 from noloco_node.views.peers import PeerRow
@@ -128,6 +128,10 @@ class NodeStats:
             return None
         return left
 
+    def last_if_at_work(self, state: str) -> PhaseDone | None:
+        """Whose rates are those of now: in another state this node makes no steps."""
+        return self.last if state in AT_WORK else None
+
     @property
     def steps_target(self) -> int | None:
         return self.rounds_target * self.steps_a_round if self.rounds_target and self.steps_a_round else None
@@ -179,7 +183,8 @@ class NodeStats:
 
     def fill(self, view: StatusView) -> StatusView:
         """With the figures that events decide."""
-        last, phase = self.last_round, self.last
+        last, phase, now = self.last_round, self.last, self.last_if_at_work(view.state)
+        minute = _busy(self._minute[0] if self.spent.all_s > MINUTE_S else _START, self.spent)
         return replace(
             view,
             round=self.round,
@@ -189,12 +194,12 @@ class NodeStats:
             left_s=None if view.state == NodeState.PAUSED else self.left_s,
             phase=self.phase,
             tokens=self.tokens,
-            tokens_per_s=phase.tokens_per_s if phase else None,
+            tokens_per_s=now.tokens_per_s if now else None,
             loss=phase.loss if phase else None,
             loss_first=self.loss_first,
             learning_rate=phase.learning_rate if phase else None,
             gradient_norm=phase.gradient_norm if phase else None,
-            mfu=phase.mfu if phase else None,
+            mfu=now.mfu if now else None,
             eval_loss=self.eval_loss,
             eval_loss_first=self.eval_loss_first,
             sample=self.sample,
@@ -205,7 +210,7 @@ class NodeStats:
             rounds=Rounds(self.committed, self.solo.total(), dict(self.solo)),
             partners={peer: together.exchanges for peer, together in self.with_peer.items()},
             busy_fraction=_busy(_START, self.spent),
-            busy_fraction_minute=_busy(self._minute[0] if self.spent.all_s > MINUTE_S else _START, self.spent),
+            busy_fraction_minute=minute if view.state in AT_WORK else None,
             time_s=self.spent.accounts,
             stall_ms=phase.stall_ms if phase else None,
             faults=dict(self.faults),

@@ -185,7 +185,7 @@ class StatusView:
     """What a node that is not training waits for, in words; while leaving, why that takes longer than 10 s."""
     busy_fraction: float | None = None
     busy_fraction_minute: float | None = None
-    """Over the last minute; None where that was a pause."""
+    """Over the last minute; None where no steps are made."""
     time_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds since training began, by what they went into: `step`, `data`, `boundary`, `apply`, `evaluate`,
     `sample`, `checkpoint`, `waiting` (for a partner, with blocking overlap), `paused`, `other`."""

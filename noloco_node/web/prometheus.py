@@ -137,7 +137,7 @@ WHO_TRAINS = (
     Family("noloco_target_round", "The round at which the node stops.", "rounds_target"),
     Family("noloco_step", "The replica's step in the run's schedule.", "step"),
     Family("noloco_tokens", "Tokens trained on, over restarts; after a crash fewer.", "tokens"),
-    Family("noloco_tokens_per_second", "Tokens per second of the last inner phase.", "tokens_per_s"),
+    Family("noloco_tokens_per_second", "Of the last inner phase; absent while no steps are made.", "tokens_per_s"),
     Family("noloco_loss", "Mean training loss of the last inner phase.", "loss"),
     Family("noloco_learning_rate", "Of the last inner phase's last step.", "learning_rate"),
     Family("noloco_gradient_norm", "Before clipping: the mean over the last inner phase.", "gradient_norm"),
@@ -146,7 +146,7 @@ WHO_TRAINS = (
     Family("noloco_training_seconds_total", "Seconds of the training thread, by account.", "time_s", "account"),
     Family(
         "noloco_busy_ratio",
-        "Share of the last minute that the device worked at training steps; absent in a pause.",
+        "Share of the last minute that the device worked at training steps; absent while none are made.",
         "busy_fraction_minute",
     ),
     Family(

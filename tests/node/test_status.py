@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from records import RUN, record
 
-from noloco_node.base.events import Evaluated
+from noloco_node.base.events import Evaluated, PhaseDone
 from noloco_node.base.identity import Identity
 from noloco_node.base.states import NodeState
 from noloco_node.core.standing import Standing
@@ -98,6 +98,15 @@ def test_a_node_whose_loss_is_not_finite_is_seen_and_says_so(loss: float, tmp_pa
     assert seen and seen.eval_loss == 0.0, "not known"
     (finding,) = health(stats)
     assert f"the loss on held-out data is {loss}" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("state", "rate"), [(NodeState.SOLO, 500.0), (NodeState.PAUSED, 0.0), (NodeState.FINISHED, 0.0)]
+)
+def test_others_are_told_a_rate_only_while_there_is_one(state: NodeState, rate: float) -> None:
+    stats = NodeStats()
+    stats.observe(PhaseDone(1, 50, 2.5, tokens=1000, seconds=2.0))
+    assert status.presence(state, stats, []).tokens_per_s == rate
 
 
 @pytest.mark.parametrize(("losses", "warns"), [((0.5, 0.1), 0), ((0.5, -0.1), 1), ((-2.0, -3.0), 0)])

@@ -97,8 +97,8 @@ def test_a_gpu_counts_as_busy_with_steps_by_its_own_clock() -> None:
     assert timer.seconds() == 8.0
 
 
-def shown(stats: NodeStats) -> StatusView:
-    return stats.fill(StatusView(peer_id="me", name="brisk-heron", version="0", state="training"))
+def shown(stats: NodeStats, state: str = "training") -> StatusView:
+    return stats.fill(StatusView(peer_id="me", name="brisk-heron", version="0", state=state))
 
 
 def busy(stats: NodeStats) -> tuple[float | None, float | None]:
@@ -140,6 +140,20 @@ def test_a_pause_is_not_idling() -> None:
         stats.spend(Spent({"step": 90.0, "other": 10.0, "paused": float(second)}))
     assert busy(stats) == (0.9, None), "nobody knows how busy it would have been"
     assert shown(stats).time_s["paused"] == 100
+
+
+def test_rates_are_those_of_now() -> None:
+    """A node that is paused or has finished took part in the sums over a swarm for as long as it was there."""
+    stats = NodeStats()
+    stats.spend(Spent({"step": 0.75 * MINUTE_S, "other": 0.25 * MINUTE_S}))
+    stats.observe(PhaseDone(1, 50, 5.0, 1000, 10.0, mfu=0.4))
+    for state, rates in (
+        ("training", (100.0, 0.4, 0.75)),
+        *((state, (None, None, None)) for state in ("paused", "finished", "leaving")),
+    ):
+        view = shown(stats, state)
+        assert (view.tokens_per_s, view.mfu, view.busy_fraction_minute) == rates, state
+        assert (view.loss, view.busy_fraction) == (5.0, 0.75)
 
 
 def test_busy_is_a_gpus_own_time_where_there_is_one() -> None:
@@ -189,8 +203,7 @@ def test_the_time_left_follows_the_pace_of_the_last_rounds() -> None:
         stats.observe(PhaseDone(round, 50 * round, 5.0, 1000, 10.0))
     stats.phase_s = 12.0
     assert shown(stats).left_s == pytest.approx(6 * 15.0)
-    paused = StatusView(peer_id="me", name="brisk-heron", version="0", state="paused")
-    assert stats.fill(paused).left_s is None, "nothing comes closer"
+    assert shown(stats, "paused").left_s is None, "nothing comes closer"
     stats.progress(225, Phase(0.5, 5.0))
     assert shown(stats).left_s == pytest.approx(5.5 * 15.0)
     stats.observe(PhaseDone(8, 400, 5.0, 1000, 12.0))
