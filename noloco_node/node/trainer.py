@@ -282,7 +282,8 @@ class TrainingNode(BaseNode):
         ready = await self._next_message()
         if not isinstance(ready, Ready):
             raise RuntimeError(f"the training thread began with {type(ready).__name__}")
-        self._ready, self._stats.round, self._stats.tokens = ready, ready.round, ready.tokens
+        self._ready, self._stats.tokens = ready, ready.tokens
+        self._stats.move_to(ready.round, ready.step)
         return ready
 
     async def _train(
@@ -583,7 +584,7 @@ class TrainingNode(BaseNode):
     async def _adopt(self, thread: TrainingThread, rules: RunRules, state: client.LiveState) -> None:
         before = self._stats.round
         await asyncio.wrap_future(thread.adopt(state.round, state.data))
-        self._stats.round = state.round
+        self._stats.move_to(state.round)
         self._handle(lifecycle.Signal.KEPT_UP)
         self._state_service.weights_replaced()
         if self._schedule:

@@ -60,16 +60,16 @@ def chosen(names: Iterable[str], folder: Path, run: str, node: str) -> dict[str,
 class Exporters:
     def __init__(self, openers: Mapping[str, Callable[[], Exporter]]) -> None:
         self._openers = openers
-        self._events: queue.Queue[Event | None] = queue.Queue(WAITING)
-        """None ends it."""
+        self._events: queue.Queue[tuple[Event, int] | None] = queue.Queue(WAITING)
+        """Each with its step; None ends it."""
         self._thread = threading.Thread(target=self._live, name="exporters", daemon=True)
         if self._openers:
             self._thread.start()
 
-    def write(self, event: Event) -> None:
-        """Returns at once."""
+    def write(self, event: Event, step: int) -> None:
+        """Returns at once. `step`: at the last boundary."""
         if self._thread.is_alive() and not self._events.full():
-            self._events.put_nowait(event)
+            self._events.put_nowait((event, step))
 
     def close(self) -> None:
         """Waits up to CLOSE_S for what is not written yet."""
@@ -83,12 +83,13 @@ class Exporters:
             with _given_up_if_it_fails(name):
                 exporters[name] = opener()
         figures = Figures()
-        while exporters and (event := self._events.get()) is not None:
+        while exporters and (given := self._events.get()) is not None:
+            event, step = given
             found = figures.of(event)
             for name in list(exporters) if found else ():
                 exporter = exporters.pop(name)
                 with _given_up_if_it_fails(name):
-                    exporter.write(found, figures.step)
+                    exporter.write(found, step)
                     exporters[name] = exporter
         for name, exporter in exporters.items():
             with _given_up_if_it_fails(name):
@@ -99,14 +100,12 @@ class Exporters:
 class Figures:
     """Events as named numbers and texts, for curves over the steps."""
 
-    step: int = 0
     committed: int = 0
     solo: int = 0
 
     def of(self, event: Event) -> dict[str, float | str]:  # noqa: PLR0911 - one for each kind
         match event:
             case PhaseDone():
-                self.step = event.steps
                 figures = {
                     "train/loss": event.loss,
                     "train/learning_rate": event.learning_rate,

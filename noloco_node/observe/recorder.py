@@ -51,7 +51,7 @@ class Recorder:
         if self._events:
             self._events.write(as_json(event, time.time()))
         if self._exporters:
-            self._exporters.write(event)
+            self._exporters.write(event, self.stats.step)
         match event:
             case RoundCommitted() | WentSolo():
                 piece, phase = self.curves.ended()

@@ -117,6 +117,13 @@ class NodeStats:
             case PeerFaulted(_, reason):
                 self.faults[reason] += 1
 
+    def move_to(self, round: int, step: int | None = None) -> None:
+        """To the boundary of a checkpoint, or of a peer's state: that says no step, and with phases by time a replica
+        counts its own."""
+        by_round = round * self.steps_a_round if self.steps_a_round else self.step
+        self.round, self.step = round, by_round if step is None else step
+        self._step_now = self.step
+
     def progress(self, step: int, phase: Phase | None, device_bytes: int | None = None) -> None:
         """The progress of training; to be called every second or so."""
         self._step_now, self.phase, self.device_bytes = step, phase, device_bytes

@@ -151,6 +151,8 @@ class Ready:
     layout: bytes
     fragments: int
     round: int
+    step: int
+    """At the last boundary."""
     device: str
     tokens: int = 0
     """That this replica trained on before, by its checkpoint."""

@@ -420,7 +420,8 @@ class TrainingThread:
         replica.meanwhile = lambda: self._add_corrections(replica)
         replica.while_working(lambda: self._times.on("step"))
         cut = Cut.of(replica.parameters, self._codec_thread.fragment_elements)
-        state = (replica.parameters, replica.layout, cut.count, replica.round, replica.device, replica.tokens)
+        step = replica.steps - replica.position.phase_step
+        state = (replica.parameters, replica.layout, cut.count, replica.round, step, replica.device, replica.tokens)
         self._post(Ready(*state, replica.device_limit_bytes, memory.total_bytes(), replica.gpu_uuid))
         self._serve_until(replica, lambda: self._begun)
         self._times.start(replica.theta.device)

@@ -77,10 +77,12 @@ async def test_weights_that_are_replaced_are_given_to_nobody_and_a_state_that_ca
     trainer._handle(Signal.BOUNDARY)
     trainer._handle(Signal.STOOD_STILL)
     ordered.clear()
+    trainer._stats.steps_a_round = 50
     thread, rules = SimpleNamespace(adopt=lambda _round, _numbers: answer(None)), SimpleNamespace()
     await trainer._adopt(cast("Any", thread), cast("Any", rules), LiveState(40, memoryview(b"")))
     assert sorted(told) == ["copies", "copies", "schedule"]
     assert ordered == [Order.RESUME_ROUNDS], "it has the others' weights"
+    assert (trainer._stats.round, trainer._stats.step) == (40, 2000)
 
 
 @pytest.mark.slow

@@ -13,12 +13,17 @@ from noloco_node.base.events import Evaluated, PhaseDone
 from noloco_node.base.identity import Identity
 from noloco_node.base.states import NodeState
 from noloco_node.core.standing import Standing
+from noloco_node.host.config import NodeConfig
 from noloco_node.node import status
+from noloco_node.node.trainer import TrainingNode
 from noloco_node.observe.curves import Curves
 from noloco_node.observe.recorder import Recorder
 from noloco_node.observe.stats import SHORTENED_SWAPS, NodeStats
 from noloco_node.peers.record import PeerRecord, accept, signed_record
 from noloco_node.rounds.service import RoundTotals
+from noloco_node.run.manifest import sign
+from noloco_node.run.schema import Manifest
+from noloco_node.training.mailbox import Ready
 from noloco_node.views.peers import GONE
 from noloco_node.views.status import GpuView, Health, StatusView
 
@@ -107,6 +112,14 @@ def test_others_are_told_a_rate_only_while_there_is_one(state: NodeState, rate: 
     stats = NodeStats()
     stats.observe(PhaseDone(1, 50, 2.5, tokens=1000, seconds=2.0))
     assert status.presence(state, stats, []).tokens_per_s == rate
+
+
+async def test_a_node_that_resumed_says_its_step_before_its_first_boundary(tmp_path: Path) -> None:
+    author = Identity.load_or_create(tmp_path / "author.key")
+    node = TrainingNode(NodeConfig(home=tmp_path), lambda _: None, sign(Manifest(name="tiny"), author))
+    node._messages.put_nowait(Ready(1, b"", 1, round=8, step=400, device="cpu"))
+    await node._model_ready()
+    assert status.presence(NodeState.JOINING, node._stats, []).step == 400
 
 
 @pytest.mark.parametrize(("losses", "warns"), [((0.5, 0.1), 0), ((0.5, -0.1), 1), ((-2.0, -3.0), 0)])

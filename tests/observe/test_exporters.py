@@ -21,14 +21,15 @@ from noloco_node.errors import UsageError
 from noloco_node.observe import exporters
 
 EVENTS = [
-    PhaseDone(1, 50, 3.5, 1000, 2.0, stall_ms=7.0, tokens_total=9000, learning_rate=3e-3, gradient_norm=1.5),
-    WentSolo(1, "no_peers"),
-    PhaseDone(2, 100, 2.5, tokens=1000, seconds=2.0),
-    Evaluated(2, 2.75),
-    Sampled(2, "the", " cat\n  # and"),
-    PeerFaulted("12D3KooW", "bad_digest"),
-    RoundCommitted(2, "12D3KooW", 0.5, 4096, 2048),
+    (PhaseDone(1, 50, 3.5, 1000, 2.0, stall_ms=7.0, tokens_total=9000, learning_rate=3e-3, gradient_norm=1.5), 50),
+    (WentSolo(1, "no_peers"), 50),
+    (PhaseDone(2, 100, 2.5, tokens=1000, seconds=2.0), 100),
+    (Evaluated(2, 2.75), 100),
+    (Sampled(2, "the", " cat\n  # and"), 100),
+    (PeerFaulted("12D3KooW", "bad_digest"), 100),
+    (RoundCommitted(2, "12D3KooW", 0.5, 4096, 2048), 100),
 ]
+"""Each with the step at the last boundary."""
 
 
 class Kept:
@@ -64,8 +65,8 @@ def _patient(monkeypatch):
 
 def closed_after(events, **openers):
     written = exporters.Exporters(openers)
-    for event in events:
-        written.write(event)
+    for event, step in events:
+        written.write(event, step)
     written.close()
 
 

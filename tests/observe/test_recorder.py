@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from noloco_node.base.events import Event, PeerFaulted, PhaseDone, RoundCommitted, TakenBack, WentSolo
+from noloco_node.base.events import Evaluated, Event, PeerFaulted, PhaseDone, RoundCommitted, TakenBack, WentSolo
 from noloco_node.base.peer_names import name_of
+from noloco_node.observe import exporters
 from noloco_node.observe.recorder import FAULTS_A_MINUTE, Recorder
 
 PEER = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
@@ -60,6 +61,36 @@ def test_faults_of_strangers_fill_no_files_and_are_all_counted(
 
 def phase(round: int, loss: float) -> PhaseDone:
     return PhaseDone(round, 50 * round, loss, tokens=1000, seconds=4.0, tokens_total=1000 * round)
+
+
+class Steps:
+    """An exporter that keeps at which steps it was given something."""
+
+    def __init__(self) -> None:
+        self.given = list[int]()
+
+    def write(self, _figures: object, step: int) -> None:
+        self.given.append(step)
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_comes_before_the_first_phase_is_written_at_the_step_of_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each resume began the curve of the held-out loss anew, at step 0 with the loss of a trained model."""
+    monkeypatch.setattr(exporters, "CLOSE_S", 60.0)  # a busy machine takes its time
+    kept, recorder = Steps(), Recorder(PEER)
+    recorder._exporters = exporters.Exporters({"kept": lambda: kept})
+    recorder.stats.steps_a_round = 50
+    recorder.stats.move_to(40, 2000)
+    recorder.observe(Evaluated(40, 1.4))
+    recorder.stats.move_to(60)
+    recorder.observe(Evaluated(60, 1.3))
+    recorder.observe(phase(61, 1.2))
+    asyncio.run(recorder.close())
+    assert kept.given == [2000, 3000, 3050]
 
 
 def test_a_round_line_has_the_figures_of_its_round(caplog: pytest.LogCaptureFixture) -> None:

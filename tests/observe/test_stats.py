@@ -188,6 +188,15 @@ def test_within_a_phase_the_step_goes_on_and_other_figures_are_of_the_last_phase
     assert (shown(stats).step, shown(stats).loss) == (51, 5.0)
 
 
+@pytest.mark.parametrize(("steps_a_round", "step"), [(50, 3000), (None, 700)])
+def test_a_start_and_a_peers_state_move_the_step(steps_a_round: int | None, step: int) -> None:
+    stats = NodeStats(steps_a_round=steps_a_round)
+    stats.move_to(40, 700)
+    assert (shown(stats).round, shown(stats).step, stats.step) == (40, 700, 700)
+    stats.move_to(60)
+    assert (shown(stats).round, shown(stats).step, stats.step) == (60, step, step)
+
+
 def test_the_time_left_follows_the_pace_of_the_last_rounds() -> None:
     """With what comes between two phases, without pauses; before the first round is over, at the first phase's pace."""
     stats = NodeStats()

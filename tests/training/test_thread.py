@@ -184,7 +184,8 @@ def test_a_resumed_phase_goes_on_in_its_middle() -> None:
     published = replica.evaluate()
     train(replica, 1)
     with running(lambda: resumed(replica)) as watched:
-        assert watched.next(Ready).round == 1
+        ready = watched.next(Ready)
+        assert (ready.round, ready.step) == (1, 3), "of the boundary, as the loss that comes first is"
         watched.thread.begin()
         assert watched.next(Evaluated) == Evaluated(1, published), "of the weights that `eval` measures"
         ended = watched.until(PhaseEnded).done
