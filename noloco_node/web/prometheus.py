@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from noloco_node.base.states import NodeState
+from noloco_node.core.round import TOO_SLOW
 from noloco_node.views.status import StatusView
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -30,7 +31,8 @@ ByLabel = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Counters, which are named `_total`, begin at 0 when a node starts, as Prometheus expects."""
+    """Counters, which are named `_total`, begin at 0 when a node starts, as Prometheus expects. Those by reason begin
+    with the first of each, as there are many reasons; what an alert asks for alone is there from the start."""
 
     name: str
     help: str
@@ -103,6 +105,10 @@ def _peers(status: StatusView) -> ByLabel:
     return counts
 
 
+def _solo(status: StatusView) -> ByLabel:
+    return {TOO_SLOW: 0, **status.rounds.by_reason}
+
+
 def _present(value: str | None) -> ByLabel:
     return {value: 1} if value else {}
 
@@ -166,7 +172,7 @@ WHO_TRAINS = (
     Family("noloco_rollbacks_total", "How often a broken model was replaced by older weights.", "rolled_back"),
     # ---- exchanges ----
     Family("noloco_rounds_committed_total", "Rounds with a partner.", "rounds.committed"),
-    Family("noloco_rounds_solo_total", "Solo rounds, by reason.", "rounds.by_reason", "reason"),
+    Family("noloco_rounds_solo_total", "Solo rounds, by reason.", _solo, "reason"),
     Family("noloco_calls_total", "Calls made to find partners.", "calls"),
     Family("noloco_exchange_sent_bytes_total", "Bytes sent in swaps.", "bytes.sent"),
     Family("noloco_exchange_received_bytes_total", "Bytes received in swaps.", "bytes.received"),

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from test_metrics import FULL, RENDEZVOUS, scraped
 
+from noloco_node.views.status import StatusView
 from noloco_node.web import prometheus
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -57,6 +58,14 @@ def test_what_is_asked_for_exists(expression):
                 assert all((name, label, word) in SERIES for word in value.split("|")), f"{label} is never {value}"
     for label in re.findall(r"\b(?:by|on) \(([^)]*)\)", expression):
         assert set(re.split(r",\s*", label)) <= OF_PROMETHEUS | {LABELS.get(name) for name, _ in asked}
+
+
+def test_a_reason_that_an_alert_asks_for_is_there_from_the_start():
+    """Else `increase` sees nothing of what the series begins with."""
+    new = scraped(StatusView(peer_id="p", name="n", version="0", state="training", run_id="ab")).items()
+    for rule in RULES.values():
+        for name, value in re.findall(r'(noloco_\w+)\{reason="(\w+)"\}', rule["expr"]):
+            assert ((name, "reason", value), 0.0) in new
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
