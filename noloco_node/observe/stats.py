@@ -82,7 +82,7 @@ class NodeStats:
     phase_s: float = 0.0
     """What the last phase took, as a whole one: the part that a resumed node trained of one is reckoned up."""
     _ends: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_ROUNDS + 1))
-    """Round and training clock at the end of the last phases."""
+    """Round and training clock at the end of the last phases, of rounds one after the other."""
     _step_now: int = 0
     _minute: deque[Spent] = field(default_factory=deque)
     """`spent` through the last minute, the oldest first."""
@@ -145,14 +145,13 @@ class NodeStats:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds of training until the target: at the pace of the last rounds; in the first phase as the run sets it,
-        or at the pace of that phase so far."""
+        """Seconds of training until the target: at the pace of the last rounds; before there is one, as the run says of
+        phases by time, or at the pace of the first phase so far."""
         if self.rounds_target is None:
             return None
-        phase, round_s = self.phase, None
-        (first, began), (last, ended) = (self._ends[0], self._ends[-1]) if self._ends else ((0, 0.0), (0, 0.0))
-        if last > first:
-            round_s = (ended - began) / (last - first)
+        phase, round_s, ends = self.phase, None, self._ends
+        if len(ends) > 1:
+            round_s = (ends[-1][1] - ends[0][1]) / (len(ends) - 1)
         elif self.seconds_a_round:
             round_s = self.seconds_a_round
         elif phase and phase.left_s is not None and phase.part < 1:
