@@ -189,7 +189,7 @@ class NodeStats:
 
     def fill(self, view: StatusView) -> StatusView:
         """With the figures that events decide."""
-        last, phase, now = self.last_round, self.last, self.last_if_at_work(view.state)
+        last, phase = self.last_round, self.last
         minute = _busy(self._minute[0] if self.spent.all_s > MINUTE_S else _START, self.spent)
         return replace(
             view,
@@ -200,12 +200,12 @@ class NodeStats:
             left_s=None if view.state == NodeState.PAUSED else self.left_s,
             phase=self.phase,
             tokens=self.tokens,
-            tokens_per_s=now.tokens_per_s if now else None,
+            tokens_per_s=phase.tokens_per_s if phase else None,
             loss=phase.loss if phase else None,
             loss_first=self.loss_first,
             learning_rate=phase.learning_rate if phase else None,
             gradient_norm=phase.gradient_norm if phase else None,
-            mfu=now.mfu if now else None,
+            mfu=phase.mfu if phase else None,
             eval_loss=self.eval_loss,
             eval_loss_first=self.eval_loss_first,
             sample=self.sample,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from noloco_node.base.states import NodeState
+from noloco_node.base.states import AT_WORK, NodeState
 from noloco_node.core.round import TOO_SLOW
 from noloco_node.views.status import StatusView
 
@@ -105,6 +105,11 @@ def _peers(status: StatusView) -> ByLabel:
     return counts
 
 
+def _rate(status: StatusView) -> Value:
+    """Which is summed over nodes: of one that lingers after its work, or is paused, it would count for ever."""
+    return status.tokens_per_s if status.state in AT_WORK else None
+
+
 def _solo(status: StatusView) -> ByLabel:
     return {TOO_SLOW: 0, **status.rounds.by_reason}
 
@@ -143,7 +148,7 @@ WHO_TRAINS = (
     Family("noloco_target_round", "The round at which the node stops.", "rounds_target"),
     Family("noloco_step", "The replica's step in the run's schedule.", "step"),
     Family("noloco_tokens", "Tokens trained on, over restarts; after a crash fewer.", "tokens"),
-    Family("noloco_tokens_per_second", "Of the last inner phase; absent while no steps are made.", "tokens_per_s"),
+    Family("noloco_tokens_per_second", "Of the last inner phase; absent while no steps are made.", _rate),
     Family("noloco_loss", "Mean training loss of the last inner phase.", "loss"),
     Family("noloco_learning_rate", "Of the last inner phase's last step.", "learning_rate"),
     Family("noloco_gradient_norm", "Before clipping: the mean over the last inner phase.", "gradient_norm"),

@@ -142,18 +142,15 @@ def test_a_pause_is_not_idling() -> None:
     assert shown(stats).time_s["paused"] == 100
 
 
-def test_rates_are_those_of_now() -> None:
-    """A node that is paused or has finished took part in the sums over a swarm for as long as it was there."""
+def test_the_last_minute_is_that_of_now() -> None:
     stats = NodeStats()
     stats.spend(Spent({"step": 0.75 * MINUTE_S, "other": 0.25 * MINUTE_S}))
     stats.observe(PhaseDone(1, 50, 5.0, 1000, 10.0, mfu=0.4))
-    for state, rates in (
-        ("training", (100.0, 0.4, 0.75)),
-        *((state, (None, None, None)) for state in ("paused", "finished", "leaving")),
-    ):
+    for state, minute in (("training", 0.75), ("paused", None), ("finished", None), ("leaving", None)):
         view = shown(stats, state)
-        assert (view.tokens_per_s, view.mfu, view.busy_fraction_minute) == rates, state
-        assert (view.loss, view.busy_fraction) == (5.0, 0.75)
+        assert view.busy_fraction_minute == minute, state
+        assert (view.tokens_per_s, view.mfu, view.loss, view.busy_fraction) == (100.0, 0.4, 5.0, 0.75)
+        assert (stats.last_if_at_work(state) is None) == (state != "training")
 
 
 def test_busy_is_a_gpus_own_time_where_there_is_one() -> None:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,13 @@ def test_what_is_asked_for_exists(expression):
                 assert all((name, label, word) in SERIES for word in value.split("|")), f"{label} is never {value}"
     for label in re.findall(r"\b(?:by|on) \(([^)]*)\)", expression):
         assert set(re.split(r",\s*", label)) <= OF_PROMETHEUS | {LABELS.get(name) for name, _ in asked}
+
+
+@pytest.mark.parametrize("state", ["paused", "finished"])
+def test_who_makes_no_steps_takes_no_part_in_the_sum_of_rates(state):
+    view = StatusView(peer_id="p", name="n", version="0", state=state, run_id="ab", tokens_per_s=100.0)
+    assert not any(name == "noloco_tokens_per_second" for name, *_ in scraped(view))
+    assert scraped(replace(view, state="training"))["noloco_tokens_per_second", None, None] == 100.0
 
 
 def test_a_reason_that_an_alert_asks_for_is_there_from_the_start():
