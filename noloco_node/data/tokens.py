@@ -2,7 +2,7 @@
 
 A tokenizer.json is data: rules and a table, read by the `tokenizers` library, which executes none of it. Words of a
 text that look like a special token are encoded as words, so no document can end itself. Its author is unknown: what its
-rules may make of a character is counted, and the library gets no more text at once than memory has room for.
+rules may make of a character is counted, and the library gets no more at once than memory has room for.
 
 Knows nothing of text files.
 """
@@ -33,8 +33,11 @@ MAX_VOCABULARY = 1 << 24
 MOST_GROWTH = 1 << 16
 """Characters that the rules may make of one. ALBERT's, which has the most among those in use, may make 4,000, by the
 longest that each of its rules can do."""
-MOST_MADE = 64 << 20
-"""Characters that the rules may make at once, with some 20 bytes each: of bytes as GPT-2 has them, 16 Mi of text."""
+MOST_MADE = 2 << 20
+"""Characters that the rules may make at once. Each takes up to 350 bytes where it is a token, together 0.7 GB; of bytes
+as GPT-2 has them, it is 512 Ki of text."""
+MOST_DECODED = 64 << 20
+"""Characters that tokens may be decoded to at once, with some bytes each: a million tokens have less."""
 MOST_TOKENS = 16
 """For each character of a text. Bytes take 4."""
 
@@ -79,10 +82,15 @@ class FileTokenizer:
         self.end = _end(known)
         self.digest = hashlib.sha256(content).digest()
         self._growth = _growth(self._library.normalizer) * _growth(self._library.pre_tokenizer)
-        if max(self._growth, _growth(self._library.decoder)) > MOST_GROWTH:
+        if any(name.startswith("<0x") for name in known):  # tokens of bytes, for characters that have none
+            self._growth *= 4
+        self._decoding = _growth(self._library.decoder)
+        if max(self._growth, self._decoding) > MOST_GROWTH:
             raise UsageError(f"the tokenizer's rules may make more than {MOST_GROWTH} characters of one: take another")
         if self.vocabulary > MAX_VOCABULARY:
             raise UsageError(f"the tokenizer has {self.vocabulary} tokens, and {MAX_VOCABULARY} are possible")
+        self._lengths = np.zeros(self.vocabulary, np.int32)  # of each token, with a space; some have one number
+        np.maximum.at(self._lengths, [*known.values()], [len(name) + 1 for name in known])
 
     def encode(self, texts: Sequence[Text]) -> list[Tokens]:
         words = [t if isinstance(t, str) else t.decode(errors="replace") for t in texts]
@@ -97,8 +105,11 @@ class FileTokenizer:
         return [np.concatenate(each) if len(each) > 1 else each[0] for each in parts]
 
     def decode(self, tokens: Iterable[int]) -> str:
+        tokens = list(tokens)
+        if self._lengths[tokens].sum() * self._decoding > MOST_DECODED:
+            raise UsageError(f"the tokenizer may make too long a text of {len(tokens)} tokens: take another")
         with _errors("fails on tokens"):
-            text: str = self._library.decode(list(tokens))
+            text: str = self._library.decode(tokens)
         return text
 
     def file(self) -> bytes:
@@ -137,8 +148,10 @@ def _batches(texts: Sequence[str], most: int) -> Iterator[list[tuple[int, str]]]
 
 
 _GROWTH = {
+    "BPEDecoder": 2,  # an empty suffix is between all characters; so is CTC's empty delimiter
     "BertNormalizer": 12,  # spaces around it, lower case, its accents apart
     "ByteLevel": 4,
+    "CTC": 2,
     "Lowercase": 3,
     "Metaspace": 2,
     "NFC": 3,

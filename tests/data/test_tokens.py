@@ -125,6 +125,46 @@ def test_many_tokens_of_few_characters_are_refused() -> None:
         tokenizer.encode(["a" * 100])
 
 
+def test_what_is_made_at_once_fits_into_memory(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library takes 350 bytes for a token: 0.7 GB for so many."""
+    given: list[int] = []
+    tokenizer = FileTokenizer(content)
+    real = tokenizer._library.encode_batch_fast
+    tokenizer._library = SimpleNamespace(  # type: ignore[assignment]
+        encode_batch_fast=lambda texts, **how: given.append(sum(map(len, texts))) or real(["a"] * len(texts), **how)
+    )
+    tokenizer.encode(["a" * (3 << 20)])
+    assert max(given) * 4 <= 2 << 20
+
+
+def test_tokens_of_bytes_count_as_four_for_a_character() -> None:
+    model = {"type": "BPE", "vocab": {"</s>": 0, "<0xF0>": 1}, "merges": [], "byte_fallback": True}
+    assert FileTokenizer(words_json(model=model))._growth == 4 * FileTokenizer(words_json())._growth
+
+
+def test_tokens_that_would_make_too_long_a_text_are_refused() -> None:
+    """As a hub's author may have made them, for the prompt of the run's own sample."""
+    model = {"type": "WordLevel", "vocab": {"</s>": 0, "a" * 2000: 1}, "unk_token": "</s>"}
+    decoder = {"type": "Replace", "pattern": A, "content": "b" * 60_000}
+    tokenizer = FileTokenizer(words_json(model=model, decoder=decoder))
+    assert tokenizer.decode([0]) == "</s>"
+    with pytest.raises(UsageError, match="too long a text of 2 tokens: take another"):
+        tokenizer.decode([0, 1])
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        {"type": "BPEDecoder", "suffix": ""},
+        {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "", "cleanup": True},
+    ],
+)
+def test_a_decoder_that_doubles_a_text_is_counted(decoder: dict[str, Any]) -> None:
+    many = {"type": "Sequence", "decoders": [decoder] * 17}
+    with pytest.raises(UsageError, match="may make more than 65536 characters of one"):
+        FileTokenizer(words_json(decoder=many))
+
+
 def test_a_long_text_is_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     tokenizer, given = FileTokenizer(content), ["", *texts(5), "word " * 200, "", "end"]
     whole, most = tokenizer.encode(given), []
