@@ -81,6 +81,9 @@ class FileTokenizer:
         self.vocabulary = max(known.values(), default=-1) + 1
         self.end = _end(known)
         self.digest = hashlib.sha256(content).digest()
+        model = self._library.model
+        if getattr(model, "dropout", None):  # some merges left out by chance: each node would have other tokens
+            model.dropout = None
         self._growth = _growth(self._library.normalizer) * _growth(self._library.pre_tokenizer)
         if any(name.startswith("<0x") for name in known):  # tokens of bytes, for characters that have none
             self._growth *= 4
