@@ -66,7 +66,12 @@ thousands."""
 TABLES_IN_PYTHON = frozenset({"MarianConfig", "PegasusConfig", "RoFormerConfig", "XLMConfig"})
 """Models that compute a table of positions as lists of numbers, on the meta device too."""
 MAX_TABLE = 1 << 21
-"""Elements of such a table: 115 bytes each and some seconds. The largest in use has half of them."""
+"""Elements of such a table: 115 bytes each and some seconds. The largest in use, of MPT, has just as many."""
+_TABLES = {
+    **dict.fromkeys(TABLES_IN_PYTHON, ("max_position_embeddings", "hidden_size")),
+    "MptConfig": ("max_seq_len", "n_heads"),  # made in each forward pass
+}
+"""The sizes of a table that `_bounded` does not see."""
 
 CAUSAL = "noloco_causal"
 """torch's attention in transformers' list, without a mask from there."""
@@ -108,8 +113,7 @@ def outline(spec: ModelSpec, vocabulary: int, narrow: Callable[[Any], None] = as
 
 def _outline(config: Any) -> nn.Module:
     # whatever a model is made for, each parameter takes 8 bytes: it, and its gradient or its sum in a mean
-    if (architecture := type(config).__name__) in TABLES_IN_PYTHON:
-        _sound(architecture, lambda: _check_table(config))
+    _sound(type(config).__name__, lambda: _check_tables(config))
     with torch.device("meta"), _bounded(memory.total_bytes() // 8):
         return _construct(config)
 
@@ -362,10 +366,23 @@ def _check_sizes(config: Any, vocabulary: int, sequence_length: int) -> None:
         raise UsageError(f"data.sequence_length: {name} with this config takes at most {longest} tokens")
 
 
-def _check_table(config: Any) -> None:
-    text = config.get_text_config()
-    if text.max_position_embeddings * text.hidden_size > MAX_TABLE:
-        raise UsageError(f"model.config: {type(config).__name__} has more than {MAX_TABLE} positions times hidden_size")
+def _check_tables(config: Any) -> None:
+    name, text = type(config).__name__, config.get_text_config()
+    if name in _TABLES:
+        positions, width = _TABLES[name]
+        if getattr(text, positions) * getattr(text, width) > MAX_TABLE:
+            raise UsageError(f"model.config: {name} has more than {MAX_TABLE} positions times {width}")
+    if any(factor > 1 for factor in _rotary_factors(config.to_dict())):  # the table would be wider than a head
+        raise UsageError("model.config: partial_rotary_factor must be at most 1")
+
+
+def _rotary_factors(values: dict[str, Any]) -> Iterator[float]:
+    """Those of a config, under whichever kind of layers they are."""
+    for key, value in values.items():
+        if key == "partial_rotary_factor":
+            yield value or 0
+        elif isinstance(value, dict):
+            yield from _rotary_factors(value)
 
 
 def _construct(config: Any) -> nn.Module:

@@ -181,6 +181,27 @@ def test_a_table_that_is_computed_in_python_is_given_up_first(
         model.outline(spec, 256)
 
 
+NEOX = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+PER_LAYER = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 2e5}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "why"),
+    [
+        ("MptConfig", {"d_model": 16, "n_heads": 4, "n_layers": 1, "max_seq_len": 1 << 20}, "positions times n_heads"),
+        ("GPTNeoXConfig", {**NEOX, "partial_rotary_factor": 2e5}, "partial_rotary_factor must be at most 1"),
+        ("GPTNeoXConfig", {**NEOX, "rope_parameters": PER_LAYER}, "partial_rotary_factor must be at most 1"),
+        ("Gemma3TextConfig", {"rope_parameters": {"full_attention": PER_LAYER}}, "must be at most 1"),
+    ],
+)
+def test_a_table_that_a_forward_pass_would_make_is_given_up_first(
+    architecture: str, config: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "_construct", lambda *_: pytest.fail("it was made"))
+    with pytest.raises(UsageError, match=why):
+        model.build(ModelSpec(architecture=architecture, config=config), 1 << 18, 1)
+
+
 def test_all_models_that_compute_a_table_in_python_are_known() -> None:
     """As transformers writes it; another version may have more of them."""
     import transformers
