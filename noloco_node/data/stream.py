@@ -101,5 +101,7 @@ def _too_short(what: str, there: int, needed: int, length: int) -> UsageError:
 
 
 def rows(tokens: Tokens | FileTokens, starts: NDArray[np.int64], length: int) -> Tensor:
-    windows = [tokens[start : start + length + 1] for start in starts.tolist()]
-    return torch.from_numpy(np.stack(windows, dtype=np.int64))
+    batch = np.empty((len(starts), length + 1), np.int64)
+    for row, start in zip(batch, map(int, starts), strict=True):
+        row[:] = tokens[start : start + length + 1]
+    return torch.from_numpy(batch)

@@ -29,6 +29,8 @@ CODECS = ("lattice:3", "bf16", "fp32", "int8", *(f"lattice:{bits}" for bits in (
 """What core/codecs/by_name.py offers; the first is the default."""
 
 MAX_ROUNDS = 10_000_000
+MAX_SEQUENCES = 1 << 20
+"""In a step's batch: each takes some time and memory of its own, however short it is."""
 MAX_STAGES = 64
 ACTIVATIONS = ("bf16", "fp32", "int8")
 """What core/codecs/activations.py offers; the first is the default."""
@@ -281,10 +283,12 @@ class Manifest(Table):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Manifest":
-        length = self.data.sequence_length
-        if self.model.task is None and self.inner.batch_tokens % length:
-            tokens = self.inner.batch_tokens
-            raise ValueError(f"inner.batch_tokens must be a multiple of data.sequence_length ({length}), not {tokens}")
+        length, tokens = self.data.sequence_length, self.inner.batch_tokens
+        rule = "a multiple of" if tokens % length else ""
+        if tokens > MAX_SEQUENCES * length:
+            rule = f"at most {MAX_SEQUENCES} times"
+        if rule and self.model.task is None:
+            raise ValueError(f"inner.batch_tokens must be {rule} data.sequence_length ({length}), not {tokens}")
         if self.sample is not None and self.model.task is not None:
             raise ValueError("sample: only a language model continues a text; leave this table out with model.task")
         if self.sample is not None and self.stages is not None:

@@ -1,13 +1,14 @@
 """Windows of tokens in a replica's own order; the system is told which of a file come next."""
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from noloco_node.data import token_file
-from noloco_node.data.stream import TokenStream
+from noloco_node.data.stream import TokenStream, rows
 from noloco_node.data.token_file import FileTokens
 from noloco_node.data.tokens import BYTES
 
@@ -22,6 +23,18 @@ class Noted(FileTokens):
     def announce(self, part: slice) -> None:
         super().announce(part)
         self.told += (part,)
+
+
+def test_a_batch_of_short_windows_takes_little_more_than_its_numbers() -> None:
+    numbers, starts = np.arange(1000, dtype=np.uint16), np.arange(20_000) % 900
+    tracemalloc.start()
+    try:
+        batch = rows(numbers, starts, 2)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert batch[901].tolist() == [1, 2, 3] and batch.dtype == torch.int64
+    assert peak < 2 * batch.nbytes
 
 
 def test_what_comes_next_is_told_and_nothing_else_changes(tmp_path: Path) -> None:

@@ -294,6 +294,14 @@ def test_models_that_are_there_fit(config):
     ModelSpec(architecture="LlamaConfig", config=config)
 
 
+def test_a_batch_has_no_endless_number_of_sequences():
+    most = {"data": DataSpec(sequence_length=2), "inner": InnerSpec(batch_tokens=2 << 20)}
+    assert manifest.parse(Manifest(name="a", **most).canonical())
+    with pytest.raises(ValueError, match=r"must be at most 1048576 times data\.sequence_length \(2\), not 2097154"):
+        Manifest(name="a", **{**most, "inner": InnerSpec(batch_tokens=(2 << 20) + 2)})
+    Manifest(name="a", model=ModelSpec(task="blobs"), data=most["data"], inner=InnerSpec(batch_tokens=100_000_000))
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
