@@ -37,13 +37,17 @@ def load(path: Path, say: Callable[[str], None] = lambda line: None) -> Manifest
     """Read a run.toml. `say` is told of what takes long. Raises UsageError, which names the key and what is allowed."""
     raw = _read(path, f"{path} does not exist: write one with `noloco-node init {shlex.quote(str(path))}`")
     try:
-        return Manifest.model_validate(_with_files(tomllib.loads(raw.decode("utf-8-sig")), path.parent, say))
+        run = Manifest.model_validate(_with_files(tomllib.loads(raw.decode("utf-8-sig")), path.parent, say))
     except ValidationError as error:
         raise UsageError(f"{path.name}: {explain(error, Manifest)}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path.name} is not text in UTF-8") from None
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise UsageError(f"{path.name} is not valid TOML: {str(error).splitlines()[0]}") from None
+    made = len(run.canonical())  # JSON, with a config.json; a character beyond ASCII takes 6 bytes there
+    if made > MAX_BYTES:
+        raise UsageError(f"{path.name} makes a manifest of {made} bytes, and {MAX_BYTES} are possible: shorten it")
+    return run
 
 
 def weights(path: Path) -> str | None:

@@ -183,6 +183,17 @@ def test_missing_and_oversized_files(tmp_path):
         toml.load(tmp_path / "latin.toml")
 
 
+def test_a_run_that_nobody_could_read_is_refused(tmp_path):
+    """`start` would end with the advice to update."""
+    text = 'name = "a"\n[model]\ntask = "mine"\noptions.words = {}\n'
+    path = tmp_path / "run.toml"
+    path.write_text(text.format(["é" * 100] * 100), encoding="utf-8")
+    assert len(toml.load(path).canonical()) > 6 * 10_000
+    path.write_text(text.format(["é" * 100] * 110), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"run.toml makes a manifest of 6\d{4} bytes, and 65536 are possible: shorten"):
+        toml.load(path)
+
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "_name_or_path": "somewhere/model",
