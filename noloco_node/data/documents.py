@@ -70,7 +70,7 @@ class Documents:
     # ---- text ----
     def _text(self) -> Iterator[str]:
         with self._opened() as text:
-            yield from lines_of(text)
+            yield from map(_characters, lines_of(text))
 
     def _jsonl(self) -> Iterator[str]:
         with self._opened() as lines:
@@ -190,7 +190,12 @@ def _record(line: str, field: str, where: str) -> str:
             f"{where} is no record with a text in {field!r}, the field that is read: name another with --field, or as "
             "data.field in run.toml"
         )
-    return text.encode(errors="surrogatepass").decode(errors="replace")  # JSON may escape half a character
+    return _characters(text)
+
+
+def _characters(text: str) -> str:
+    """JSON may escape half a character, and UTF-7 may hold one."""
+    return text if text.isascii() else text.encode(errors="surrogatepass").decode(errors="replace")
 
 
 def library(name: str, what: str) -> Any:

@@ -442,6 +442,13 @@ def test_text_that_is_not_utf_8_is_named_and_read_when_told_how(name: str, tmp_p
         load(replace(given(tmp_path, path), encoding="utf-16"))
 
 
+def test_half_a_character_is_no_text(tmp_path: Path) -> None:
+    """UTF-7 may write a surrogate alone."""
+    (tmp_path / "set.txt").write_bytes(b"words +2AA- words\n" + "".join(f"{t}\n" for t in texts(3000)).encode("utf-7"))
+    train, held_out = sides(load(replace(given(tmp_path, tmp_path / "set.txt"), encoding="utf-7")))
+    assert "words \ufffd\ufffd\ufffd words" in "".join(train | held_out)
+
+
 @pytest.mark.parametrize("at", [0, 3, (1 << 20) - 1, (1 << 20) + 2])
 def test_the_byte_that_is_not_utf_8_is_found_wherever_it_is(at: int, tmp_path: Path) -> None:
     path, good = tmp_path / "set.txt", "é\n".encode()
