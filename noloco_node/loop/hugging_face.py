@@ -64,6 +64,15 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]
             self.swarm.step(logged if loss is None else loss)
             control.should_training_stop |= self._stops and self.swarm.over
 
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Leave after the last step. At on_train_end load_best_model_at_end has put older weights into the model, and
+        the node would save them as its newest. Early stopping may be decided after the end of the epoch: then one of
+        the calls below comes before that."""
+        if control.should_training_stop:
+            self.on_train_end(args, state, control)
+
+    on_save = on_log = on_epoch_end
+
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         swarm, self.swarm = self.swarm, None
         if swarm:

@@ -64,12 +64,12 @@ def callback_of(enter: Callable[..., Any]) -> Any:
     return SwarmCallback(enter)
 
 
-def train(net: nn.Module, data: list[Any], callback: Any, folder: Path, **given: Any) -> Any:
+def train(net: nn.Module, data: list[Any], callbacks: Any, folder: Path, held_out: Any = None, **given: Any) -> Any:
     from transformers import Trainer, TrainingArguments
 
     quiet = {"report_to": [], "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
-    arguments = TrainingArguments(output_dir=str(folder), **quiet, **given)
-    return Trainer(net, arguments, train_dataset=data, callbacks=[callback]).train()
+    arguments = TrainingArguments(output_dir=str(folder), **{**quiet, **given})
+    return Trainer(net, arguments, train_dataset=data, eval_dataset=held_out, callbacks=callbacks).train()
 
 
 @pytest.mark.timeout(300)
@@ -82,7 +82,7 @@ def test_a_trainer_trains_a_run_to_its_end(tmp_path: Path, monkeypatch: pytest.M
     data = [{"inputs": torch.randn(8), "labels": torch.ones(2)} for _ in range(64)]
     callback = callback_of(lambda model, optimizer: loop.start(run, model, optimizer, listen="/ip4/127.0.0.1/tcp/0"))
     how = {"max_steps": 1000, "per_device_train_batch_size": 4, "learning_rate": 0.01}
-    done = train(Mean(), data, callback, tmp_path / "out", **how)
+    done = train(Mean(), data, [callback], tmp_path / "out", **how)
     assert done.global_step == 15, "three rounds of five steps"
     assert callback.swarm is None
     assert list((tmp_path / "home").glob("runs/*/checkpoints/*"))
@@ -106,8 +106,38 @@ def test_the_loss_of_a_step_is_that_of_all_its_micro_batches(kind: type[nn.Modul
     swarm = FakeSwarm()
     how = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "train_sampling_strategy": "sequential"}
     callback = callback_of(lambda model, optimizer: swarm)
-    train(kind(), data, callback, tmp_path, max_steps=2, learning_rate=0.0, **how)
+    train(kind(), data, [callback], tmp_path, max_steps=2, learning_rate=0.0, **how)
     assert swarm.losses == pytest.approx([2.5, 2.5])
+
+
+@pytest.mark.parametrize("ends", ["in an epoch", "with an epoch", "as nothing gets better"])
+def test_the_node_leaves_with_the_weights_of_the_last_step(ends: str, tmp_path: Path) -> None:
+    """load_best_model_at_end puts older ones in their place, and the node would save them as the newest."""
+    from transformers import EarlyStoppingCallback
+
+    class Weights(FakeSwarm):
+        trained = left_with = torch.empty(0)
+
+        def step(self, loss: Any) -> None:
+            self.trained = net.layer.weight.detach().clone()
+
+        def __exit__(self, *_: object) -> None:
+            self.left_with = net.layer.weight.detach().clone()
+
+    net, swarm = Mean(), Weights()
+    callbacks = [callback_of(lambda model, optimizer: swarm)]
+    how: dict[str, Any] = {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    if ends == "in an epoch":
+        how = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    elif ends == "as nothing gets better":
+        how |= {"num_train_epochs": 9, "save_strategy": "best", "metric_for_best_model": "loss"}
+        callbacks.append(EarlyStoppingCallback(early_stopping_patience=1))
+    example = {"inputs": torch.ones(8), "labels": torch.ones(2)}
+    held_out = [{**example, "labels": -torch.ones(2)}]  # the more is trained, the worse it becomes
+    how |= {"per_device_train_batch_size": 4, "learning_rate": 0.01, "load_best_model_at_end": True}
+    train(net, [example] * 8, callbacks, tmp_path, held_out, **how)
+    assert not torch.equal(net.layer.weight, swarm.trained), "older weights were loaded"
+    assert torch.equal(swarm.left_with, swarm.trained)
 
 
 def test_a_share_of_several_processes_counts_for_all() -> None:
