@@ -105,7 +105,7 @@ def _opened(name: str, spec: DataSpec, tokenizer: Tokenizer) -> HubCorpus:
 
     builder = load_dataset_builder(f"hf://datasets/{name}", spec.subset, revision=spec.revision)
     splits = check_files(name, type(builder).__module__, builder.config.data_files)
-    read_little_at_once(builder.config)
+    read_little_at_once(name, builder.config)
     if spec.split not in splits:
         raise UsageError(f"{name} has no split {spec.split!r}; there are: {', '.join(sorted(splits))}")
     apart = next((other for other in ("validation", "test") if other in splits and other != spec.split), None)
@@ -159,11 +159,15 @@ def check_files(name: str, module: str, files: Mapping[str, list[str]] | None) -
     return files
 
 
-def read_little_at_once(config: Any) -> None:
+def read_little_at_once(name: str, config: Any) -> None:
     """Of a format whose reader can be told how many records it gives at once, which does not change their order or a
-    position among them."""
+    position among them. A data set's description may set that too. Raises UsageError."""
+    if getattr(config, "field", None) is not None:
+        raise UsageError(f"{name} has its records in one field of a JSON file, which can only be read whole")
     if hasattr(config, "batch_size"):
         config.batch_size = BATCH_RECORDS
+    if hasattr(config, "chunksize"):
+        config.chunksize = type(config).chunksize  # the library's: with fewer it may take columns for another type
 
 
 def text_of(record: Mapping[str, Any], field: str, name: str) -> str:

@@ -178,9 +178,25 @@ def test_a_large_part_of_a_parquet_file_is_read_in_small_ones(tmp_path: Path) ->
     """A text that is written once and meant by a million records takes a few bytes in the file."""
     path = parquet(tmp_path / "a.parquet", ["a long text"] * 1000, row_group=1000)
     builder = datasets.load_dataset_builder("parquet", data_files=str(path))
-    hub.read_little_at_once(builder.config)
+    hub.read_little_at_once("o/n", builder.config)
     tables = [table for _, table in builder.as_streaming_dataset("train")._ex_iterable.iter_arrow()]
     assert sum(map(len, tables)) == 1000 and max(map(len, tables)) == hub.BATCH_RECORDS
+
+
+@pytest.mark.parametrize(("kind", "option"), [("json", "chunksize"), ("json", "block_size"), ("csv", "chunksize")])
+def test_a_data_set_does_not_say_how_much_of_it_is_in_memory(kind: str, option: str, tmp_path: Path) -> None:
+    (path := tmp_path / "a").write_text("".join(f'{{"text": "{"words " * 30}"}}\n' for _ in range(60_000)))
+    builder = datasets.load_dataset_builder(kind, data_files=str(path), **{option: 1 << 30})
+    hub.read_little_at_once("o/n", builder.config)
+    tables = builder.as_streaming_dataset("train")._ex_iterable.iter_arrow()
+    assert max(len(table) for _, table in tables) < 59_000
+
+
+def test_a_file_that_can_only_be_read_whole_is_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "a.json").write_text('{"data": [{"text": "words"}]}')
+    builder = datasets.load_dataset_builder("json", data_files=str(path), field="data")
+    with pytest.raises(UsageError, match="o/n has its records in one field of a JSON file"):
+        hub.read_little_at_once("o/n", builder.config)
 
 
 # ---- the thread ----
