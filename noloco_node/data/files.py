@@ -68,10 +68,11 @@ def tokenize(
 ) -> tuple[int, int]:
     """Make the token file `out`. Returns its numbers of tokens to train on and of held-out ones."""
     began, sizes = time.monotonic(), [path.stat().st_size for path in paths]
+    total = max(1, sum(sizes))
     with token_file.Writer(out, tokenizer) as writer:
         for path, size, before in zip(paths, sizes, itertools.accumulate(sizes, initial=0), strict=False):
             for within in _add(path, writer, tokenizer, reading):
-                share = (before + within * size) / max(1, sum(sizes))
+                share = (before + within * size) / total
                 spent = time.monotonic() - began
                 report(
                     FilesProgress(share, writer.train + writer.held_out, spent * (1 - share) / share if share else None)
