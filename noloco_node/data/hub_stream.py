@@ -89,8 +89,10 @@ class HubStream:
         except (TypeError, ValueError, KeyError) as error:
             raise ValueError(f"no position in a data set: {error}") from None
         self._reader.check(mark)
-        self.close()
-        self._start, self._taken = mark, taken
+        if mark != self._mark:  # else what is read ahead stays: a fresh node's first block is far inside of a file
+            self.close()
+            self._start = mark
+        self._taken = taken
 
     def ready(self, examples: int, within_s: float) -> bool:
         """Whether `next` can return so many at once; waits for them up to `within_s`."""
@@ -114,7 +116,7 @@ class HubStream:
         """Stop reading ahead. The position stays, and `next` continues from it."""
         if self._ahead is not None:
             self._start = self._mark
-            self._ahead.close()
+            self._stop()
             self._ahead = None
             self._ready.clear()
 
@@ -137,7 +139,7 @@ class HubStream:
         if self._ahead is None:
             start, reader = self._start, self._reader
             self._ahead = Ahead(lambda stop: reader.blocks(start, stop))
-            weakref.finalize(self, self._ahead.close)
+            self._stop = weakref.finalize(self, self._ahead.close)  # keeps what is read ahead until it is called
         return self._ahead.get(within_s)
 
 

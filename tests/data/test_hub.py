@@ -5,6 +5,7 @@ import json
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations
@@ -130,6 +131,29 @@ def test_the_same_position_twice_and_a_closed_stream_goes_on(shards: Any, stream
     stream.seek(position)
     stream.close()
     assert stream.position == position and torch.equal(stream.next(30)[0], first)
+
+
+def test_back_in_the_same_block_nothing_is_read_again(shards: Any, streams: Callable[..., HubStream]) -> None:
+    """As after the batch that is tried out before the first step: a node begins far inside of a file."""
+    stream = streams(opened(shards))
+    beginning = stream.position
+    first = stream.next(1)[0]
+    reader = stream._ahead
+    stream.seek(beginning)
+    assert stream.position["taken"] == 0 and torch.equal(stream.next(1)[0], first)
+    assert stream._ahead is reader
+    other = {**stream.position, "part": 1, "taken": 0}
+    stream.seek(other)
+    assert stream.position == other and stream._ahead is None
+
+
+def test_a_closed_stream_keeps_no_block(shards: Any, streams: Callable[..., HubStream]) -> None:
+    stream = streams(opened(shards))
+    stream.next(1)
+    assert stream._ahead is not None
+    reader = weakref.ref(stream._ahead)
+    stream.close()
+    until(lambda: reader() is None, "the end of its reader")
 
 
 def test_a_split_of_its_own_is_held_out_where_there_is_one(tmp_path: Path, shards: Any) -> None:
