@@ -1,10 +1,16 @@
 """The lattice kernels: each implementation equals the plain torch one bit for bit, and what its arithmetic promises."""
 
+import errno
 import hashlib
 import itertools
+import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -223,3 +229,50 @@ def test_kernels_work_where_no_folder_can_keep_them() -> None:
     x = np.zeros(3)
     cpu._compiled(made["add"])(x)
     assert x.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("damaged", ["*.nbi", "*.nbc"])
+def test_a_damaged_file_of_kept_kernels_is_written_again(
+    damaged: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut leaves empty ones."""
+    kernel = kept_in(tmp_path, monkeypatch)
+    added_up(kernel)
+    (file,) = tmp_path.rglob(damaged)
+    file.write_bytes(b"")
+    for _ in range(2):
+        cpu._ready.clear()
+        added_up(kernel)
+    assert file.stat().st_size and cpu._ready[kernel].stats.cache_misses, "compiled by the first start after it"
+    cpu._ready.clear()
+    added_up(kernel)
+    assert cpu._ready[kernel].stats.cache_hits, "and read by later ones"
+
+
+def test_a_full_disk_costs_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    kernel = kept_in(tmp_path, monkeypatch)
+    added_up(kernel)
+    assert not list(tmp_path.rglob("*.nb?"))
+
+
+def kept_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A small kernel, compiled ones of which are kept in this folder."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(folder))
+    monkeypatch.setattr(cpu, "_ready", {})
+    made: dict[str, Any] = {}
+    source = folder / "adding.py"
+    source.write_text("def add(x):\n    x[0] += 1")
+    exec(compile(source.read_text(), source, "exec"), made)
+    add: Callable[..., None] = made["add"]
+    return add
+
+
+def added_up(kernel: Callable[..., None]) -> None:
+    x = np.zeros(3)
+    for _ in range(2):
+        cpu._compiled(kernel)(x)
+    assert x.tolist() == [2, 0, 0]

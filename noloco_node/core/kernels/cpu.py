@@ -10,8 +10,10 @@ Compiled at the first call, two or three seconds, and kept on disk where numba f
 
 # ruff: noqa: PLR0913, PLR0917 - what one pass reads and writes
 
+import logging
 from collections.abc import Callable
-from functools import cache
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numba
@@ -25,6 +27,8 @@ from noloco_node.core.kernels.tables import BLOCK, PHASES, STRIDE
 
 if TYPE_CHECKING:
     from noloco_node.core.kernels import Grid
+
+log = logging.getLogger(__name__)
 
 NAME = "numba"
 
@@ -72,14 +76,28 @@ def decode(mine: Tensor, theirs: Tensor, half_step: Tensor, bits: int) -> tuple[
     return c, sums, energy
 
 
-@cache
+_ready: dict[Callable[..., None], Callable[..., None]] = {}
+
+
 def _compiled(kernel: Callable[..., None]) -> Callable[..., None]:
+    return _ready.get(kernel) or partial(_first_call, kernel)
+
+
+def _first_call(kernel: Callable[..., None], *args: Any) -> None:
+    """Reads or writes what is kept on disk. Where that fails, in whatever way numba finds a damaged file (a power cut
+    may leave empty ones) or a full disk, the kernel is compiled without it."""
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    made = alone = numba.njit(**options)(kernel)
     try:
-        made: Callable[..., None] = numba.njit(cache=True, **options)(kernel)
-    except RuntimeError:  # neither the package's folder nor the home's can be written: compile every time
-        made = numba.njit(**options)(kernel)
-    return made
+        made = numba.njit(cache=True, **options)(kernel)
+        made(*args)
+    except Exception as error:  # noqa: BLE001 (what is wrong with the kernel itself is raised below)
+        log.info("a kernel is compiled afresh, as the one kept on disk cannot be used, or none be kept: %r", error)
+        with suppress(Exception):  # none is kept, or it cannot be written
+            made._cache.flush()  # then a damaged one is begun anew at the next start
+        made = alone
+        made(*args)
+    _ready[kernel] = made
 
 
 def _peaks(u: Any, out: Any) -> None:
