@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import gc
 import os
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,6 +23,7 @@ from noloco_node.base.units import count, loss
 from noloco_node.checkpoints import listing
 from noloco_node.checkpoints.listing import About
 from noloco_node.cli import log_setup
+from noloco_node.cli.terminal_lines import report
 from noloco_node.errors import Incompatible, SwarmUnreachable, UsageError
 from noloco_node.host import config, remembered
 from noloco_node.host.config import NodeConfig
@@ -237,11 +237,3 @@ def _run(node: Callable[[ModuleType], Coroutine[Any, Any, int]], *, trains: bool
         gc.freeze()  # of all this nothing becomes garbage; there is no node yet, whose model may
     code: int = uvloop.run(node(main))
     return code
-
-
-def report(line: str) -> None:
-    """A node goes on where nobody can read what it prints: its terminal is gone, or the disk is full."""
-    try:
-        print(line, flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,6 +12,7 @@ from itertools import pairwise
 from logging.handlers import RotatingFileHandler
 
 from noloco_node.base.validation import printable
+from noloco_node.cli.terminal_lines import LINES, TerminalHandler, TerminalLines
 from noloco_node.errors import NolocoError, known
 from noloco_node.host.home import Home, home_dir
 from noloco_node.observe.log_tail import NODE, of_this_node
@@ -33,8 +34,8 @@ def written(home: Home, level: str, form: str, *, whole: bool = True) -> Iterato
     as_text = {"encoding": "utf-8", "errors": "backslashreplace"}  # a path may be no text
     file = _LogFile(home.log, maxBytes=_LOG_BYTES, backupCount=LOG_FILES - 1, delay=True, **as_text)
     file.setFormatter(_JsonFormatter() if form == "json" else logging.Formatter(_FILE_FORMAT))
-    terminal = logging.StreamHandler(sys.stderr)
-    terminal.setLevel(logging.INFO)
+    lines = TerminalLines()
+    terminal, before = TerminalHandler(lines), LINES.set(lines)
     terminal.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter(datefmt="%H:%M:%S"))
     ours, others = logging.getLogger("noloco_node"), map(logging.getLogger, _LIBRARIES)
     kept = [logging.getLogger()] if whole else [ours, *others]
@@ -70,6 +71,8 @@ def written(home: Home, level: str, form: str, *, whole: bool = True) -> Iterato
             ours.setLevel(logging.NOTSET)  # `logs --level` may have set it
             kept[0].setLevel(_levels.pop(kept[0]))
         file.close()
+        LINES.reset(before)
+        lines.close(whole=whole)
 
 
 def _is_no_lost_caller(record: logging.LogRecord) -> bool:

@@ -188,7 +188,7 @@ class Swarm:
 
     def _fail(self, error: BaseException) -> None:
         """Tell the other processes of the island, when all is saved and said: as one ends, torchrun ends all."""
-        from noloco_node.cli.daemon import report
+        from noloco_node.cli.terminal_lines import report
 
         island, self._island = self._island, None
         if island:
@@ -212,8 +212,8 @@ class Swarm:
 
     # ---- the node's thread ----
     def _run(self) -> None:
-        from noloco_node.cli.daemon import report
         from noloco_node.cli.parser import parse
+        from noloco_node.cli.terminal_lines import report
 
         try:
             verb, given = parse(self._words)
@@ -234,7 +234,7 @@ class Swarm:
         return 0
 
     async def _live(self, settings: "NodeConfig", signed: "Signed | None") -> None:
-        from noloco_node.cli.daemon import report
+        from noloco_node.cli.terminal_lines import report
         from noloco_node.node.trainer import TrainingNode
 
         self._node = TrainingNode(settings, report, signed, brought=self._task)

@@ -448,7 +448,7 @@ def test_a_run_that_turns_out_to_go_on_is_not_over_for_want_of_a_donor(node, hom
 
 
 def test_a_terminal_that_is_gone_ends_no_node():
-    script = "from noloco_node.cli.daemon import report\nreport('x')\nreport('y')\nraise SystemExit(7)"
+    script = "from noloco_node.cli.terminal_lines import report\nreport('x')\nreport('y')\nraise SystemExit(7)"
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", script], stdout=full, check=False, cwd=Path(__file__).parents[2])
     assert done.returncode == 7
