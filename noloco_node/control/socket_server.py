@@ -32,7 +32,7 @@ _GRACE_S = 1.0  # for answers under way when the socket closes
 
 
 class NodeView(Protocol):
-    """The part of a node that is used. Called on the event loop; each method returns at once."""
+    """The part of a node that is used. Called on the event loop; what is no coroutine returns at once."""
 
     def status(self) -> StatusView: ...
 
@@ -43,10 +43,10 @@ class NodeView(Protocol):
     def leave(self) -> None:
         """Begin to leave cleanly; asking twice is fine."""
 
-    def pause(self) -> None:
-        """No training and no swaps until `resume`; asking twice is fine."""
+    async def pause(self) -> None:
+        """No training and no swaps until `resume`, also after a restart; asking twice is fine."""
 
-    def resume(self) -> None: ...
+    async def resume(self) -> None: ...
 
     def log_level(self, level: str) -> None:
         """One of config.LOG_LEVELS."""
@@ -82,11 +82,11 @@ class ControlServicer(rpc.ControlServicer):
         return pb.Empty()
 
     async def Pause(self, _request: pb.Empty, _context: object) -> pb.View:  # noqa: N802 (the proto's name)
-        self._node.pause()
+        await self._node.pause()
         return pb.View(json=to_json(self._node.status()))
 
     async def Resume(self, _request: pb.Empty, _context: object) -> pb.View:  # noqa: N802 (the proto's name)
-        self._node.resume()
+        await self._node.resume()
         return pb.View(json=to_json(self._node.status()))
 
     async def Ping(self, request: pb.PingRequest, context: Context) -> pb.View:  # noqa: N802 (the proto's name)

@@ -6,7 +6,7 @@ the answer. A `pause` is a mark in the home, so that a restart does not end it.
 
 import asyncio
 import logging
-import math
+import threading
 import time
 from collections.abc import Callable
 
@@ -33,30 +33,41 @@ class Policy:
         self._hours = config.hours
         self._quota = DailyQuota(config.daily_upload, config.daily_download)
         self.max_upload, self.max_download = config.max_upload, config.max_download
-        self._file, self._saved_at = home.traffic, -math.inf
+        self._file = home.traffic
         self._saved = read_day(self._file)
         self._last_swap = last_swap
         answers = limits.for_answers(config.max_upload, config.daily_upload)
         self.traffic = Traffic(config.max_upload, config.max_download, self._saved, answers_bytes_s=answers)
         self._mark = home.pause_mark
         self._asked = self._asked_before = self._mark.exists()
+        self._marking = threading.Lock()
 
     def pause(self) -> None:
+        """At once; with `keep_mark` also after a restart."""
         self._asked = True
-        try:
-            atomic_files.write(self._mark, "", mode=0o600)
-        except NolocoError as error:
-            log.warning("this pause will not outlive the node: %s", error)
 
     def resume(self) -> None:
         self._asked = self._asked_before = False
-        try:
-            self._mark.unlink()
-            atomic_files.sync(self._mark.parent)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            log.warning("the node will be paused at its next start, until %s goes: %s", self._mark, error.strerror)
+
+    async def keep_mark(self) -> None:
+        """In a thread, since a sync can take seconds."""
+        await asyncio.to_thread(self._keep_mark)
+
+    def _keep_mark(self) -> None:
+        """Of a pause and a resume under way at the same time the later one counts, whichever thread comes first."""
+        with self._marking:
+            try:
+                if self._asked:
+                    atomic_files.write(self._mark, "", mode=0o600)
+                else:
+                    self._mark.unlink()
+                    atomic_files.sync(self._mark.parent)
+            except NolocoError as error:
+                log.warning("this pause will not outlive the node: %s", error)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                log.warning("the node will be paused at its next start, until %s goes: %s", self._mark, error.strerror)
 
     def held_back(self) -> str | None:
         """limits.PAUSED, limits.QUOTA or None, at this moment."""
@@ -120,12 +131,8 @@ class Policy:
         used = self.traffic.used
         return Today(used.sent, used.received, self._quota.sent, self._quota.received)
 
-    async def write_down(self, *, leaving: bool = False) -> None:
-        """Save today's traffic for the next start, every SAVE_S; in a thread, since a sync can take seconds."""
-        now = time.monotonic()
-        if now < self._saved_at + SAVE_S and not leaving:
-            return
-        self._saved_at = now
+    async def write_down(self) -> None:
+        """Save today's traffic for the next start; in a thread, since a sync can take seconds."""
         try:
             if (used := self.traffic.used) != self._saved:
                 await asyncio.to_thread(write_day, self._file, used)

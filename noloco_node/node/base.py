@@ -112,10 +112,10 @@ class BaseNode:
     def leave(self) -> None:
         self._leaving.set()
 
-    def pause(self) -> None:
+    async def pause(self) -> None:
         """A node that does not train has nothing to pause."""
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         """See `pause`."""
 
     def round_events(self) -> list[str]:

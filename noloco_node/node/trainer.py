@@ -31,7 +31,7 @@ from noloco_node.data.sources import Sources
 from noloco_node.errors import NolocoError, SwarmUnreachable
 from noloco_node.host import nvml, remembered
 from noloco_node.host.config import NodeConfig
-from noloco_node.host.policy import Policy
+from noloco_node.host.policy import SAVE_S, Policy
 from noloco_node.host.standstill import LOOK_S, Standstill
 from noloco_node.node import build_training, find_run, lifecycle, outcome, status
 from noloco_node.node.base import BaseNode, Report
@@ -271,6 +271,7 @@ class TrainingNode(BaseNode):
             periodic.every(look_again_s, self._membership.look, (NolocoError, OSError)),
             periodic.every(lambda: CACHE_S, self._membership.refresh_cache, (NolocoError, OSError)),
             periodic.every(lambda: LIMITS_S, self._check_limits, (NolocoError, OSError)),
+            periodic.every(lambda: SAVE_S, self._policy.write_down, ()),
             periodic.every(lambda: JOIN_LINE_S, self._report_join_lines, ()),
             periodic.every(lambda: TIME_S, self._read_progress, (NolocoError,)),
             periodic.every(lambda: GPU_S, self._read_gpu, ()),
@@ -479,7 +480,7 @@ class TrainingNode(BaseNode):
             patience_s = max(STOP_S, until - loop.time()) if self._ready else 0.0  # it may load a model for minutes
             await asyncio.to_thread(self._thread.stop, patience_s)
         if self._ready:
-            await self._policy.write_down(leaving=True)
+            await self._policy.write_down()
         if (rules := self._rules) and not self.moves():
             over = rules.ended or self._ended >= rules.run.rounds  # a stage may end with fewer than the run has
             rounds, is_loop = self._stats.round if over else rules.run.rounds, self._brought is not None
@@ -663,19 +664,20 @@ class TrainingNode(BaseNode):
                 super().leave()
 
     # ---- the volunteer's limits ----
-    def pause(self) -> None:
+    async def pause(self) -> None:
         self._policy.pause()
         self._obey_limits()
+        await self._policy.keep_mark()
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         self._policy.resume()
         self._obey_limits()
+        await self._policy.keep_mark()
 
     async def _check_limits(self) -> None:
         self._obey_limits()
         if self._membership.published != self._own_stage.shown(self._life.state):
             await self._publish()
-        await self._policy.write_down()
 
     def _obey_limits(self) -> None:
         self._handle(lifecycle.Limits(self._policy.held_back(), self._policy.pause_ends(), self._is_behind()))

@@ -4,7 +4,7 @@ A request in, a response out, without IO; server.py sends the events of `/api/li
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from importlib import resources
 from typing import Protocol
@@ -29,11 +29,11 @@ _PLAIN = "text/plain; charset=utf-8"
 
 
 class Node(NodeViews, Protocol):
-    """The part of a node that the page uses. Called on the event loop; each method returns at once."""
+    """The part of a node that the page uses. Called on the event loop; what is no coroutine returns at once."""
 
-    def pause(self) -> None: ...
+    async def pause(self) -> None: ...
 
-    def resume(self) -> None: ...
+    async def resume(self) -> None: ...
 
     def leave(self) -> None: ...
 
@@ -50,13 +50,13 @@ class Site:
             "/healthz": lambda: Response(b"ok\n", _PLAIN),
             "/readyz": self._ready,
         }
-        self._acts: Mapping[str, Callable[[], None]] = {
+        self._acts: Mapping[str, Callable[[], Awaitable[None] | None]] = {
             "/api/pause": node.pause,
             "/api/resume": node.resume,
             "/api/leave": node.leave,
         }
 
-    def answer(self, request: Request) -> Response | None:
+    async def answer(self, request: Request) -> Response | None:
         """None: it is for the live events. Raises RefusedRequest."""
         check_host(request)
         reads, acts = request.path in self._reads or request.path == LIVE, request.path in self._acts
@@ -69,7 +69,8 @@ class Site:
             )
         if acts:
             check_write(request, self._token)
-            self._acts[request.path]()
+            if waits := self._acts[request.path]():
+                await waits
             return _json(self._node.status())
         return None if request.path == LIVE else self._reads[request.path]()
 

@@ -93,7 +93,7 @@ class _Connections:
         """Whether the connection may serve another request."""
         try:
             request = await _next_request(reader)
-            response = self._site.answer(request)
+            response = await self._site.answer(request)
             if response is None and self._live.listeners >= MAX_LISTENERS:
                 raise RefusedRequest(
                     HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_LISTENERS} pages are open already: close one"

@@ -332,7 +332,7 @@ def parsers() -> Iterator[Parser]:
     inside = [base58.b58decode_check(each[3:]) for each in words]
     whole_word = lambda data, _: invitation.read("nn1" + base58.b58encode_check(data).decode())  # noqa: E731
     yield Parser("invitation, whole", whole_word, inside)
-    yield Parser("web", lambda data, _: SITE.answer(request_of(data)), [HEAD, POST], (RefusedRequest,))
+    yield Parser("web", lambda data, _: RUNNER.run(SITE.answer(request_of(data))), [HEAD, POST], (RefusedRequest,))
     ping, level = control_pb2.PingRequest(peer=ME.peer_id, payload_bytes=9), control_pb2.LogLevelRequest(level="debug")
     yield Parser("control ping", command("Ping", type(ping)), [ping.SerializeToString()])
     yield Parser("control log level", command("LogLevel", type(level)), [level.SerializeToString()])

@@ -98,11 +98,11 @@ class FakeNode:
         self.asked.append("history")
         return self.past
 
-    def pause(self):
+    async def pause(self):
         self.done.append("pause")
         self.now = replace(self.now, state="paused", waiting_for="`noloco-node resume`")
 
-    def resume(self):
+    async def resume(self):
         self.done.append("resume")
         self.now = replace(self.now, state="training", waiting_for=None)
 

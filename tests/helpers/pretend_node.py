@@ -39,7 +39,7 @@ class Pretended:
     def peers(self):
         raise NotImplementedError
 
-    def resume(self):
+    async def resume(self):
         self.resumed.set()
 
     def leave(self):

@@ -1,5 +1,6 @@
 """Every small state file of a home, truncated at a hundred lengths and killed in the middle of its write."""
 
+import asyncio
 import errno
 import logging
 import os
@@ -237,12 +238,15 @@ def test_a_pause_is_a_mark_that_a_restart_finds(
     node = start()
     with fail_at(monkeypatch, 2, OSError(errno.ENOSPC, "full")), caplog.at_level(logging.WARNING):
         node.pause()
+        asyncio.run(node.keep_mark())
     assert node.held_back() == "paused" and "this pause will not outlive the node: the disk is full" in caplog.text
     assert start().held_back() is None and not list(tmp_path.iterdir())
     node.pause()
+    asyncio.run(node.keep_mark())
     again = start()
     assert again.held_back() == "paused" and (tmp_path / "paused").stat().st_mode & 0o777 == 0o600
     assert node.pause_ends() == "`noloco-node resume`"
     assert again.pause_ends() == "`noloco-node resume` (paused before this start)"
     again.resume()
+    asyncio.run(again.keep_mark())
     assert again.held_back() is start().held_back() is None and not list(tmp_path.iterdir())
