@@ -71,6 +71,7 @@ class Policy:
 
     def held_back(self) -> str | None:
         """limits.PAUSED, limits.QUOTA or None, at this moment."""
+        time.tzset()  # a laptop travels; the day of the quota follows, since this is asked each second
         now = time.localtime()
         return limits.held_back(
             asked=self._asked,

@@ -1,6 +1,7 @@
 """What a volunteer allows, and what `status` warns of. That a pause outlives the node: test_state_files.py."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ from virtual_clock import run_virtual
 from noloco_node.base.events import RoundCommitted, WentSolo
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
-from noloco_node.host.limits import PAUSED
+from noloco_node.host.limits import PAUSED, Hours
 from noloco_node.host.policy import Policy
-from noloco_node.host.traffic import SAVED_S, read_day
+from noloco_node.host.traffic import SAVED_S, read_day, today
 from noloco_node.observe.stats import NodeStats
 
 
@@ -27,6 +28,20 @@ async def test_a_home_that_cannot_be_written_costs_the_mark_alone(tmp_path: Path
     gone.resume()
     await gone.keep_mark()
     assert gone.held_back() is None
+
+
+def test_hours_and_the_day_follow_the_machines_time_zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    hour = time.gmtime().tm_hour
+    node = allowance(tmp_path, hours=Hours.parse(f"{hour:02}:00-{(hour + 2) % 24:02}:00"))
+    try:
+        assert node.held_back() is None
+        day = today()
+        monkeypatch.setenv("TZ", "EAST-12" if hour >= 12 else "WEST12")
+        assert node.held_back() == PAUSED and today() != day
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 async def test_states_leave_half_of_the_days_upload_for_swaps(tmp_path: Path) -> None:
