@@ -645,6 +645,8 @@ def pretended_gpu(total_bytes: int = 80 << 30, capability: tuple[int, int] = (9,
             super().__init__(near(device_type), *args, **kwargs)
 
     patches = [(torch.cuda, name, function) for name, function in gpu.functions().items()]
+    # as a torch without CUDA says it: one with CUDA would have AdamW ask the driver
+    patches += [(torch.accelerator, "current_accelerator", lambda check_available=False: None)]
     patches += [
         (torch.Tensor, "device", property(_device)),
         (torch.Tensor, "is_cuda", property(_on_gpu)),
