@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from noloco_node.base.atomic_files import cannot_write, writing
+from noloco_node.base.atomic_files import cannot_write, require_known, writing
 from noloco_node.base.identity import Identity, is_peer_id
 from noloco_node.base.peer_names import name_of
 from noloco_node.base.units import count, loss, rate, size, span
@@ -136,11 +136,10 @@ def tokenize(args: argparse.Namespace) -> int:
     paths = sources.find(tuple(args.files))
     if any(path.resolve() == out.resolve() for path in paths):
         raise UsageError(f"--out names {out}, which is one of the files to read: name another")
-    # which may be in a folder of others, or too long a name
-    with writing(out, "name another file with --out"), suppress(FileNotFoundError):
-        out.lstat()
-        if not args.force:
-            raise _exists(out)
+    with writing(out, "name another file with --out"):  # which may be in a folder of others, or too long a name
+        require_known(out)
+    if out.exists() and not args.force:
+        raise _exists(out)
     tokenizer, name = _tokenizer(args.tokenizer)
     kilobytes = sum(path.stat().st_size for path in paths) // 1000
     with Progress() as bar:

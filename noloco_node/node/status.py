@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from noloco_node.base.addresses import Address
-from noloco_node.base.states import NodeState
+from noloco_node.base.states import AT_WORK, NodeState
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.core.standing import Standing
 from noloco_node.host import memory
@@ -138,7 +138,7 @@ def presence(  # noqa: PLR0913, PLR0917
     stage: int = 0,
     ended: int = 0,
 ) -> Presence:
-    now = stats.last_if_at_work(state)
+    now = stats.last if state in AT_WORK else None  # a rate is one of now
     return Presence(
         state=state,
         round=stats.round,

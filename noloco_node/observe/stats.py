@@ -135,10 +135,6 @@ class NodeStats:
             return None
         return left
 
-    def last_if_at_work(self, state: str) -> PhaseDone | None:
-        """Whose rates are those of now: in another state this node makes no steps."""
-        return self.last if state in AT_WORK else None
-
     @property
     def steps_target(self) -> int | None:
         return self.rounds_target * self.steps_a_round if self.rounds_target and self.steps_a_round else None

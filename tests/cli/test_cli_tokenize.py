@@ -81,7 +81,7 @@ def test_json_and_a_tokenizer(texts: Path, tmp_path: Path, capsys) -> None:
         (["texts.jsonl", "--out", "corpus.tokens", "--tokenizer", "none.json"], "cannot read the tokenizer none.json"),
         (["texts.jsonl", "--out", "corpus.tokens", "--tokenizer", "texts.jsonl"], "is not a tokenizer.json"),
         (["texts.jsonl", "corpus.tokens", "--out", "corpus.tokens"], "which is one of the files to read"),
-        (["texts.jsonl", "--out", "texts.jsonl/corpus.tokens", "--field", "body"], "Name another file with --out"),
+        (["texts.jsonl", "--out", "texts.jsonl/corpus.tokens", "--field", "body"], "cannot write the token file"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_and_leaves_nothing(args, sentence, texts: Path, capsys) -> None:

@@ -150,7 +150,6 @@ def test_the_last_minute_is_that_of_now() -> None:
         view = shown(stats, state)
         assert view.busy_fraction_minute == minute, state
         assert (view.tokens_per_s, view.mfu, view.loss, view.busy_fraction) == (100.0, 0.4, 5.0, 0.75)
-        assert (stats.last_if_at_work(state) is None) == (state != "training")
 
 
 def test_busy_is_a_gpus_own_time_where_there_is_one() -> None:
